@@ -1,0 +1,294 @@
+"""The table that every command reads: tasks x rollouts, ragged groups allowed.
+
+Shapes: ``_N`` tasks, ``_R`` rollouts (all tasks' groups end to end, in task order), ``_B`` batch, ``_G`` rollouts of a task.
+
+A task is what can be known *before* a rollout (its prompt and declared columns): `Tasks`. Features and kernels are handed
+that view and nothing else, so they cannot read a reward, a response or its length.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollonce.errors import InputError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# What is only known once a rollout has run. A column named so is refused as a feature: using it would bias the gradient.
+_AFTER_THE_ROLLOUT = re.compile(
+    r"(?:^|_)(?:reward|rewards|score|scores|return|returns|advantage|advantages|response|responses|completion|completions|output|outputs"
+    r"|correct|passed|pass|success|solved|grade|graded|judge|finish|stop_reason|truncated|num_turns|n_turns|tokens_out|length|lengths|len|tokens|logprob|logprobs"
+    r"|answer_given|prediction|predictions)(?:$|_)",
+    re.IGNORECASE,
+)
+_BEFORE_THE_ROLLOUT = re.compile(r"^(?:prompt|question|problem|input|task|reference|code|context)_(?:length|len|chars|words|tokens)$", re.IGNORECASE)
+
+
+def check_column_name(name: str) -> str:
+    """Refuse a feature column whose name says that it is known only after the rollout.
+
+    Raises:
+        InputError: for names like ``reward``, ``response_length`` or ``num_tokens``. ``prompt_length`` and its like are fine.
+    """
+    if _AFTER_THE_ROLLOUT.search(name) and not _BEFORE_THE_ROLLOUT.match(name):
+        raise InputError(
+            f"column {name!r} is named like something known only after the rollout, and a baseline that reads it biases the gradient; "
+            "declare columns known before the rollout (family, level, source, prompt_length ...), or rename it if it truly is one"
+        )
+    return name
+
+
+def normalise_prompt(prompt: str) -> str:
+    """The form under which two prompts count as one task: Unicode NFKC, case folded, white space collapsed."""
+    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
+
+
+def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Chat messages as text, the one way used everywhere: ``role: content`` blocks joined by a blank line.
+
+    A single user message is just its content, so a chat-formatted and a plain log of the same task agree. Content given as
+    a list of parts keeps the text parts and writes ``[image]`` and the like for others; tool calls are left out (they come
+    after the prompt).
+
+    Raises:
+        InputError: if something in the list is not a message.
+    """
+    blocks: list[tuple[str, str]] = []
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise InputError(f"a prompt given as a list must hold messages with 'role' and 'content', not {str(message)[:80]!r}")
+        content = message.get("content")
+        if content is None:
+            text = ""
+        elif isinstance(content, str):
+            text = content
+        elif isinstance(content, Sequence):
+            text = "".join(p if isinstance(p, str) else p.get("text", f"[{p.get('type', 'part')}]") for p in content)
+        else:
+            raise InputError(f"message content must be text or a list of parts, not {type(content).__name__}")
+        blocks.append((str(message["role"]), text))
+    if len(blocks) == 1 and blocks[0][0] == "user":
+        return blocks[0][1]
+    return "\n\n".join(f"{role}: {text}" for role, text in blocks)
+
+
+class Tasks:
+    """What is known before any rollout: prompts, ids and declared columns. No rewards, responses or lengths.
+
+    Args:
+        prompts: N prompts as text.
+        task_ids: N ids, default ``"0" .. "N-1"``.
+        columns: Declared pre-rollout columns, each of N values (text or numbers).
+
+    `take` gives a view that shares the parent's cache, so a feature of N tasks is computed once however many batches are drawn.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        task_ids: Sequence[str] | NDArray[Any] | None = None,
+        columns: Mapping[str, Sequence[Any] | NDArray[Any]] | None = None,
+    ) -> None:
+        self._root: Tasks = self
+        self.index_N: IntArray | None = None
+        self._prompts: Sequence[str] = prompts
+        n = len(prompts)
+        self._task_ids = np.array([str(i) for i in range(n)], dtype=object) if task_ids is None else np.asarray(task_ids, dtype=object)
+        if len(self._task_ids) != n:
+            raise InputError(f"{n} prompts but {len(self._task_ids)} task ids")
+        self._columns: dict[str, NDArray[Any]] = {}
+        for name, values in (columns or {}).items():
+            array = np.asarray(values)
+            if len(array) != n:
+                raise InputError(f"column {name!r} has {len(array)} values for {n} tasks")
+            self._columns[check_column_name(name)] = array
+        self._cache: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._prompts) if self.index_N is None else len(self.index_N)
+
+    def take(self, index_N: Sequence[int] | IntArray) -> Tasks:
+        """The tasks at these positions, sharing this one's cache of features."""
+        view = Tasks.__new__(Tasks)
+        view._root = self._root
+        index = np.asarray(index_N, dtype=np.int64)
+        view.index_N = index if self.index_N is None else self.index_N[index]
+        view._prompts, view._task_ids, view._columns, view._cache = (), self._task_ids, {}, {}
+        return view
+
+    @property
+    def root(self) -> Tasks:
+        """The tasks that this view was taken from (itself, if it is no view)."""
+        return self._root
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts as text, N of them."""
+        return list(self._root._prompts) if self.index_N is None else [self._root._prompts[i] for i in self.index_N]
+
+    @property
+    def task_ids(self) -> NDArray[Any]:
+        """The ids, N of them."""
+        ids = self._root._task_ids
+        return ids if self.index_N is None else ids[self.index_N]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The names of the declared pre-rollout columns."""
+        return tuple(self._root._columns)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One declared column, N values.
+
+        Raises:
+            InputError: if the name is like one known only after the rollout, or was not declared.
+        """
+        check_column_name(name)
+        columns = self._root._columns
+        if name not in columns:
+            known = ", ".join(columns) or "none"
+            raise InputError(f"no column {name!r} among the declared ones ({known}); declare it when reading, as in --columns {name}")
+        return columns[name] if self.index_N is None else columns[name][self.index_N]
+
+    def cached(self, key: Any, compute: Callable[[Tasks], Any]) -> Any:
+        """``compute(root)`` once per key for all tasks, then the rows of this view. What it returns must index by row."""
+        cache = self._root._cache
+        if key not in cache:
+            cache[key] = compute(self._root)
+        value = cache[key]
+        return value if self.index_N is None else value[self.index_N]
+
+    @property
+    def prompt_keys(self) -> IntArray:
+        """An integer per task, equal where the normalised prompts are equal (N,)."""
+
+        def compute(root: Tasks) -> IntArray:
+            codes: dict[str, int] = {}
+            return np.fromiter((codes.setdefault(normalise_prompt(p), len(codes)) for p in root._prompts), dtype=np.int64, count=len(root))
+
+        return self.cached("prompt_keys", compute)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """Tasks x rollouts of one policy.
+
+    Attributes:
+        name: What the set is called (a file's stem).
+        tasks: The N tasks, without anything known only after a rollout.
+        offsets_N1: Task n's rollouts are ``rewards_R[offsets_N1[n]:offsets_N1[n + 1]]`` (N + 1,).
+        rewards_R: Rewards, any finite real numbers (R,).
+        lengths_R: Response lengths in the unit of the log, NaN where unknown, or None (R,).
+        steps_R: The training step (or iteration, epoch) of each rollout, or None (R,).
+        order_R: Position of each rollout in the file(s), for logs that are read as a stream (R,).
+        source: The file or files that it came from.
+        skipped: What ``skip_bad_rows`` passed over, a message each.
+    """
+
+    name: str
+    tasks: Tasks
+    offsets_N1: IntArray
+    rewards_R: FloatArray
+    lengths_R: FloatArray | None = None
+    steps_R: IntArray | None = None
+    order_R: IntArray | None = None
+    source: str = ""
+    skipped: tuple[str, ...] = ()
+    _memo: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_groups(
+        cls,
+        rewards: Sequence[Sequence[float] | FloatArray] | FloatArray,
+        prompts: Sequence[str],
+        *,
+        task_ids: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        name: str = "rollouts",
+    ) -> Rollouts:
+        """A table from a list of groups (or an (N, G) array) of rewards and N prompts.
+
+        >>> table = Rollouts.from_groups([[1, 0], [1, 1]], ["2+2?", "3+3?"])
+        >>> table.n_tasks, table.n_rollouts
+        (2, 4)
+        """
+        groups = [np.asarray(g, dtype=np.float64) for g in rewards]
+        if len(groups) != len(prompts):
+            raise InputError(f"{len(groups)} groups of rewards but {len(prompts)} prompts")
+        for i, g in enumerate(groups):
+            if g.ndim != 1 or len(g) == 0 or not np.isfinite(g).all():
+                raise InputError(f"group {i} of rewards must be a non-empty list of finite numbers")
+        offsets = np.concatenate([[0], np.cumsum([len(g) for g in groups])]).astype(np.int64)
+        return cls(name, Tasks(prompts, task_ids, columns), offsets, np.concatenate(groups))
+
+    @property
+    def n_tasks(self) -> int:
+        """N."""
+        return len(self.tasks)
+
+    @property
+    def n_rollouts(self) -> int:
+        """R, over all tasks."""
+        return len(self.rewards_R)
+
+    @property
+    def group_sizes_N(self) -> IntArray:
+        """G of each task (N,)."""
+        return np.diff(self.offsets_N1)
+
+    @property
+    def task_of_R(self) -> IntArray:
+        """The task position of each rollout (R,)."""
+        return np.repeat(np.arange(self.n_tasks), self.group_sizes_N)
+
+    @property
+    def means_N(self) -> FloatArray:
+        """Mean reward of each task's group (N,)."""
+        if "means" not in self._memo:
+            self._memo["means"] = np.add.reduceat(self.rewards_R, self.offsets_N1[:-1]) / self.group_sizes_N
+        return self._memo["means"]
+
+    @property
+    def biased_variances_N(self) -> FloatArray:
+        """Variance of each task's group with ddof=0: that of a rollout drawn from the group (N,)."""
+        if "v" not in self._memo:
+            squares = (self.rewards_R - self.means_N[self.task_of_R]) ** 2
+            self._memo["v"] = np.add.reduceat(squares, self.offsets_N1[:-1]) / self.group_sizes_N
+        return self._memo["v"]
+
+    @property
+    def variances_N(self) -> FloatArray:
+        """Unbiased within-task variance s2_x (ddof=1), NaN for groups of one (N,)."""
+        g = self.group_sizes_N
+        return np.where(g > 1, self.biased_variances_N * g / np.maximum(g - 1, 1), np.nan)
+
+    def group(self, n: int) -> FloatArray:
+        """The rewards of task n (G_n,)."""
+        return self.rewards_R[self.offsets_N1[n] : self.offsets_N1[n + 1]]
+
+    def select(self, index_N: Sequence[int] | IntArray, name: str | None = None) -> Rollouts:
+        """The table of these tasks only; it shares the cache of features with this one."""
+        index = np.asarray(index_N, dtype=np.int64)
+        sizes = self.group_sizes_N[index]
+        starts = self.offsets_N1[:-1][index]
+        rows = np.repeat(starts - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes) + np.arange(sizes.sum())
+        pick = lambda a: None if a is None else a[rows]  # noqa: E731
+        return Rollouts(
+            name or self.name,
+            self.tasks.take(index),
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            self.rewards_R[rows],
+            pick(self.lengths_R),
+            pick(self.steps_R),
+            pick(self.order_R),
+            self.source,
+            self.skipped,
+        )
