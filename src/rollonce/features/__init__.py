@@ -1,0 +1,10 @@
+"""Features: what is known before a rollout, as a matrix. One file each."""
+
+from rollonce.features.base import Feature, Matrix, as_tasks
+from rollonce.features.column import CategoryColumn, NumberColumn
+from rollonce.features.embedding import Embedding
+from rollonce.features.length import LogLength
+from rollonce.features.sparse import SparseRows
+from rollonce.features.tfidf import Tfidf
+
+__all__ = ["CategoryColumn", "Embedding", "Feature", "LogLength", "Matrix", "NumberColumn", "SparseRows", "Tfidf", "as_tasks"]

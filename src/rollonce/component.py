@@ -1,0 +1,132 @@
+"""What features, kernels and baselines share: a name, a configuration and a state, both plain JSON.
+
+Every one is a dataclass whose fields are its settings. `config` writes them (nested components included) with the class's
+registered ``type``; `from_config` builds the same thing again; `state_dict` holds what `fit` or `observe` learned. Together
+they are the whole of a saved baseline, so nothing needs pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from rollonce.errors import InputError
+
+_REGISTRY: dict[str, type[Component]] = {}
+C = TypeVar("C", bound="type[Component]")
+
+
+def register(cls: C) -> C:
+    """Class decorator: makes ``cls.type`` known to `from_config`. A second class of one name is refused."""
+    if cls.type in _REGISTRY and _REGISTRY[cls.type].__qualname__ != cls.__qualname__:
+        raise InputError(f"two components are called {cls.type!r}: {_REGISTRY[cls.type].__qualname__} and {cls.__qualname__}")
+    _REGISTRY[cls.type] = cls
+    return cls
+
+
+class Component:
+    """Base of features, kernels and baselines; subclasses are dataclasses."""
+
+    type: ClassVar[str] = ""
+
+    def config(self) -> dict[str, Any]:
+        """The settings as plain JSON, with nested components expanded and ``type`` first."""
+        out: dict[str, Any] = {"type": self.type}
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            if f.init:
+                out[f.name] = _to_plain(getattr(self, f.name))
+        return out
+
+    def children(self) -> dict[str, Component]:
+        """Nested components by the name they have in the configuration (``kernel``, ``experts.2``)."""
+        found: dict[str, Component] = {}
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if not f.init:
+                continue
+            if isinstance(value, Component):
+                found[f.name] = value
+            elif isinstance(value, list | tuple):
+                found.update({f"{f.name}.{i}": v for i, v in enumerate(value) if isinstance(v, Component)})
+        return found
+
+    def own_state(self) -> dict[str, Any]:
+        """What this component itself learned, apart from its children; plain JSON. Empty where nothing is learned."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Put back what `own_state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Own state and the children's, plain JSON."""
+        state: dict[str, Any] = {k: _to_plain(v) for k, v in self.own_state().items()}
+        children = {name: child.state_dict() for name, child in self.children().items()}
+        children = {name: s for name, s in children.items() if s}
+        if children:
+            state["children"] = children
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore from `state_dict`.
+
+        Raises:
+            InputError: if the state names a child that this component does not have.
+        """
+        children = self.children()
+        for name, child_state in state.get("children", {}).items():
+            if name not in children:
+                raise InputError(f"the state has a part {name!r} that a {self.type!r} with this configuration does not have")
+            children[name].load_state_dict(child_state)
+        self.load_own_state({k: v for k, v in state.items() if k != "children"})
+
+
+def from_config(config: dict[str, Any]) -> Any:
+    """The component that `Component.config` described.
+
+    Raises:
+        InputError: for an unknown ``type`` or a setting that the type does not have.
+    """
+    if not isinstance(config, dict) or "type" not in config:
+        raise InputError(f"a component's configuration must be an object with 'type', not {str(config)[:80]!r}")
+    kind = config["type"]
+    if kind not in _REGISTRY:
+        raise InputError(f"unknown type {kind!r}; known: {', '.join(sorted(_REGISTRY))}")
+    cls = _REGISTRY[kind]
+    settings = {k: _from_plain(v) for k, v in config.items() if k != "type"}
+    names = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    unknown = sorted(set(settings) - names)
+    if unknown:
+        raise InputError(f"{kind!r} has no setting {unknown[0]!r}; it has: {', '.join(sorted(names)) or 'none'}")
+    try:
+        return cls(**settings)
+    except TypeError as e:
+        raise InputError(f"{kind!r} cannot be built from {settings}: {e}") from None
+
+
+def registered_types() -> dict[str, type[Component]]:
+    """Every registered type by name (a copy)."""
+    return dict(_REGISTRY)
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Component):
+        return value.config()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_to_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _to_plain(v) for k, v in value.items()}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict) and "type" in value:
+        return from_config(value)
+    if isinstance(value, list):
+        return [_from_plain(v) for v in value]
+    return value

@@ -1,0 +1,81 @@
+"""Rows of a sparse matrix in plain numpy, so that a fitted TF-IDF needs neither scipy nor scikit-learn inside a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollonce.rollouts import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """A compressed-sparse-row matrix: row n holds ``data[indptr[n]:indptr[n+1]]`` at columns ``indices[...]`` (sorted, unique).
+
+    Attributes:
+        indptr: (N + 1,) int64.
+        indices: (nnz,) int32.
+        data: (nnz,) float64.
+        n_columns: D.
+    """
+
+    indptr: IntArray
+    indices: np.ndarray
+    data: FloatArray
+    n_columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, D)."""
+        return len(self.indptr) - 1, self.n_columns
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def __getitem__(self, rows: IntArray | Sequence[int]) -> SparseRows:
+        rows = np.asarray(rows, dtype=np.int64)
+        sizes = self.indptr[rows + 1] - self.indptr[rows]
+        indptr = np.concatenate([[0], np.cumsum(sizes)])
+        pick = np.repeat(self.indptr[rows] - indptr[:-1], sizes) + np.arange(indptr[-1])
+        return SparseRows(indptr, self.indices[pick], self.data[pick], self.n_columns)
+
+    @staticmethod
+    def stack(parts: Sequence[SparseRows]) -> SparseRows:
+        """These matrices one below the other."""
+        offsets = np.cumsum([0] + [p.indptr[-1] for p in parts])
+        indptr = np.concatenate([np.zeros(1, np.int64)] + [p.indptr[1:] + o for p, o in zip(parts, offsets[:-1], strict=True)])
+        return SparseRows(indptr, np.concatenate([p.indices for p in parts]), np.concatenate([p.data for p in parts]), parts[0].n_columns)
+
+    def to_dense(self) -> FloatArray:
+        """(N, D) float64. Only for small matrices."""
+        out = np.zeros(self.shape)
+        out[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.indices] = self.data
+        return out
+
+    def dot_transposed(self, other: SparseRows) -> FloatArray:
+        """``self @ other.T`` as a dense (N, M) float64 array.
+
+        Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N rows
+        of about 60 terms that is a small matrix product, and it needs numpy alone.
+        """
+        columns = np.unique(self.indices)
+        place = np.full(self.n_columns, -1, dtype=np.int64)
+        place[columns] = np.arange(len(columns))
+        left = np.zeros((len(self), len(columns)))
+        left[np.repeat(np.arange(len(self)), np.diff(self.indptr)), place[self.indices]] = self.data
+        if other is self:
+            return left @ left.T
+        out = np.empty((len(self), len(other)))
+        chunk = max(64, int(2_000_000 // max(len(columns), 1)))
+        for start in range(0, len(other), chunk):
+            stop = min(start + chunk, len(other))
+            a, z = other.indptr[start], other.indptr[stop]
+            at = place[other.indices[a:z]]
+            row = np.repeat(np.arange(stop - start), np.diff(other.indptr[start : stop + 1]))
+            known = at >= 0
+            right = np.zeros((stop - start, len(columns)))
+            right[row[known], at[known]] = other.data[a:z][known]
+            out[:, start:stop] = left @ right.T
+        return out

@@ -1,0 +1,148 @@
+"""TF-IDF of the prompt: word or character n-grams, scikit-learn's formula, numpy only.
+
+``tfidf(t, d) = tf(t, d) * (ln((1 + n) / (1 + df(t))) + 1)``, rows scaled to length 1, with ``1 + ln tf`` in place of ``tf`` when
+``sublinear``. Held equal to scikit-learn's TfidfVectorizer by a test. With the defaults it is the feature of the published
+kernel ("word TF-IDF vectors of prompts", post "You Only Rollout Once", appendix B).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from rollonce.component import register
+from rollonce.errors import InputError
+from rollonce.features.base import Feature, as_tasks
+from rollonce.features.sparse import SparseRows
+from rollonce.rollouts import FloatArray, Tasks
+
+_WORD = re.compile(r"(?u)\b\w\w+\b")
+_SPACES = re.compile(r"\s\s+")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+@register
+@dataclass
+class Tfidf(Feature):
+    """TF-IDF vectors of the prompts, (N, vocabulary), rows of unit length (zero where no term is known).
+
+    Args:
+        analyzer: ``word`` (tokens of two or more letters or digits), ``char`` (character n-grams) or ``char_wb`` (within words).
+        ngrams: Shortest and longest n-gram.
+        sublinear: Use ``1 + ln(tf)``.
+        min_df: Leave out terms in fewer prompts than this.
+        max_features: Keep the most frequent terms only.
+        skeleton: Replace every number by ``0`` first, so that prompts from one template look alike.
+    """
+
+    type: ClassVar[str] = "tfidf"
+    analyzer: Literal["word", "char", "char_wb"] = "word"
+    ngrams: Sequence[int] = (1, 1)
+    sublinear: bool = False
+    min_df: int = 1
+    max_features: int | None = None
+    skeleton: bool = False
+    vocabulary_: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    idf_: FloatArray = field(default_factory=lambda: np.zeros(0), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.analyzer not in ("word", "char", "char_wb"):
+            raise InputError(f"tfidf analyzer must be word, char or char_wb, not {self.analyzer!r}")
+        low, high = (int(n) for n in self.ngrams)
+        if not 1 <= low <= high:
+            raise InputError(f"tfidf ngrams must be (shortest, longest) with 1 <= shortest <= longest, not {self.ngrams!r}")
+        self.ngrams = (low, high)
+
+    def terms(self, prompt: str) -> Iterable[str]:
+        """The terms of one prompt in order, as scikit-learn's analyzers give them."""
+        text = prompt.lower()
+        if self.skeleton:
+            text = _NUMBER.sub("0", text)
+        low, high = self.ngrams
+        if self.analyzer == "word":
+            words = _WORD.findall(text) if not self.skeleton else re.findall(r"(?u)\b\w+\b|[^\w\s]", text)
+            if high == 1:
+                return words
+            return [" ".join(words[i : i + n]) for n in range(low, high + 1) for i in range(len(words) - n + 1)]
+        text = _SPACES.sub(" ", text)
+        if self.analyzer == "char":
+            return [text[i : i + n] for n in range(low, min(high, len(text)) + 1) for i in range(len(text) - n + 1)]
+        grams: list[str] = []
+        for word in text.split():
+            padded = f" {word} "
+            for n in range(low, high + 1):
+                grams.append(padded[:n])
+                grams.extend(padded[i : i + n] for i in range(1, len(padded) - n + 1))
+                if n >= len(padded):  # a short word counts once, as in scikit-learn
+                    break
+        return grams
+
+    def fit(self, tasks: Sequence[str] | Tasks) -> Self:
+        """Learn vocabulary and inverse document frequencies from prompts.
+
+        Raises:
+            InputError: if no prompt holds a term.
+        """
+        prompts = as_tasks(tasks).prompts
+        document_frequency: Counter[str] = Counter()
+        term_frequency: Counter[str] = Counter()
+        for p in prompts:
+            counts = Counter(self.terms(p))
+            document_frequency.update(counts.keys())
+            if self.max_features is not None:
+                term_frequency.update(counts)
+        kept = sorted(t for t, df in document_frequency.items() if df >= self.min_df)
+        if self.max_features is not None and len(kept) > self.max_features:
+            kept = sorted(sorted(kept, key=lambda t: (-term_frequency[t], t))[: self.max_features])
+        if not kept:
+            raise InputError(
+                f"tfidf found no term in {len(prompts)} prompts (analyzer={self.analyzer!r}, min_df={self.min_df}); are the prompts empty?"
+            )
+        self.vocabulary_ = {t: i for i, t in enumerate(kept)}
+        df = np.array([document_frequency[t] for t in kept], dtype=np.float64)
+        self.idf_ = np.log((1 + len(prompts)) / (1 + df)) + 1
+        return super().fit(tasks)
+
+    def compute(self, tasks: Tasks) -> SparseRows:
+        """(N, vocabulary) sparse rows of unit length.
+
+        Raises:
+            InputError: if called before `fit`.
+        """
+        if not self.vocabulary_:
+            raise InputError("this tfidf feature was not fitted; call fit(prompts) on the baseline (or load a saved one) first")
+        vocabulary, idf = self.vocabulary_, self.idf_
+        indptr, indices, data = [0], [], []
+        for p in tasks.prompts:
+            counts: dict[int, int] = {}
+            for t in self.terms(p):
+                i = vocabulary.get(t)
+                if i is not None:
+                    counts[i] = counts.get(i, 0) + 1
+            at = np.fromiter(counts.keys(), dtype=np.int32, count=len(counts))
+            tf = np.fromiter(counts.values(), dtype=np.float64, count=len(counts))
+            order = np.argsort(at)
+            at, tf = at[order], tf[order]
+            value = (1 + np.log(tf) if self.sublinear else tf) * idf[at]
+            norm = np.sqrt(value @ value)
+            indices.append(at)
+            data.append(value / norm if norm > 0 else value)
+            indptr.append(indptr[-1] + len(at))
+        empty_i, empty_d = np.zeros(0, np.int32), np.zeros(0)
+        return SparseRows(np.array(indptr, np.int64), np.concatenate([*indices, empty_i]), np.concatenate([*data, empty_d]), len(idf))
+
+    def own_state(self) -> dict[str, Any]:
+        """Vocabulary in column order, and the IDF."""
+        return {"terms": list(self.vocabulary_), "idf": self.idf_} if self.vocabulary_ else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore vocabulary and IDF."""
+        terms, idf = state.get("terms", []), np.asarray(state.get("idf", []), dtype=np.float64)
+        if len(terms) != len(idf):
+            raise InputError(f"a tfidf state has {len(terms)} terms but {len(idf)} inverse document frequencies")
+        self.vocabulary_, self.idf_ = {t: i for i, t in enumerate(terms)}, idf

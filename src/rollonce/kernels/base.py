@@ -1,0 +1,106 @@
+"""A kernel says how much task j's reward should count for task i, from what is known before the rollouts.
+
+Everything works on blocks: K batches at once, each with B rows (whose baseline is wanted) and M columns (whose rewards are
+visible). One training batch is K = 1. Weights are handled as logarithms, so a temperature near zero neither overflows nor
+loses the nearest neighbour.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+
+from rollonce.component import Component
+from rollonce.features.base import Feature, as_tasks
+from rollonce.features.sparse import SparseRows
+from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+BoolArray = np.typing.NDArray[np.bool_]
+
+# Up to this many tasks the full N x N similarity is computed once and looked up (33 MB); above it, per block.
+FULL_MATRIX_UP_TO = 2048
+
+
+class Kernel(Component):
+    """Base of all kernels: `log_weights` on blocks.
+
+    ``pairwise`` kernels' weights depend on the pair (i, j) alone, so they can be looked up in an N x N table; others
+    (k nearest, quantile buckets) depend on which rows are visible.
+    """
+
+    pairwise: ClassVar[bool] = True
+
+    def fit(self, tasks: Sequence[str] | Tasks) -> Self:
+        """Fit the features on prompts."""
+        tasks = as_tasks(tasks)
+        for child in self.children().values():
+            if isinstance(child, Feature | Kernel):
+                child.fit(tasks)
+        return self
+
+    @abstractmethod
+    def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
+        """Log weights (K, B, M) of columns for rows, both given as positions in ``tasks``; ``-inf`` is no weight.
+
+        ``visible_KBM`` is False where row i may not use column j (its own rollout above all). Pairwise kernels may ignore it,
+        since the caller masks; kernels that choose among the visible rows must not.
+        """
+
+
+def similarity(feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, *, squared_distance: bool = False) -> FloatArray:
+    """Inner products (or squared Euclidean distances) of a feature's rows, (K, B, M).
+
+    With up to `FULL_MATRIX_UP_TO` tasks and more than one block the whole table is computed once and cached; otherwise
+    each block is computed on its own, so memory never grows with N squared.
+    """
+    name = "squared_distance" if squared_distance else "inner_product"
+    n_blocks, n_rows = rows_KB.shape
+    if len(tasks) <= FULL_MATRIX_UP_TO and n_blocks * n_rows * columns_KM.shape[1] > len(tasks) ** 2 // 4:
+        table = full_table(feature, tasks, squared_distance=squared_distance)
+        return table[rows_KB[:, :, None], columns_KM[:, None, :]]
+    matrix = feature.transform(tasks)
+    out = np.empty((n_blocks, n_rows, columns_KM.shape[1]))
+    for k in range(n_blocks):
+        left, right = matrix[rows_KB[k]], matrix[columns_KM[k]]
+        out[k] = _squared_distance(left, right) if name == "squared_distance" else _inner(left, right)
+    return out
+
+
+def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False) -> FloatArray:
+    """The whole N x N table of inner products or squared distances, cached with the tasks."""
+    key = ("table", feature.key, squared_distance)
+    root = tasks.root
+
+    def compute(all_tasks: Tasks) -> FloatArray:
+        matrix = feature.transform(all_tasks)
+        return _squared_distance(matrix, matrix) if squared_distance else _inner(matrix, matrix)
+
+    if key not in root._cache:
+        root._cache[key] = compute(root)
+    table = root._cache[key]
+    return table if tasks.index_N is None else table[np.ix_(tasks.index_N, tasks.index_N)]
+
+
+def _inner(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
+    if isinstance(left, SparseRows):
+        assert isinstance(right, SparseRows)
+        return left.dot_transposed(right)
+    assert isinstance(right, np.ndarray)
+    return left @ right.T
+
+
+def _squared_distance(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
+    if isinstance(left, np.ndarray) and left.shape[1] == 1 and isinstance(right, np.ndarray):
+        return (left - right.T) ** 2  # exact, where the expanded form would lose digits
+    squares = [_row_squares(m) for m in (left, right)]
+    return np.maximum(squares[0][:, None] + squares[1][None, :] - 2 * _inner(left, right), 0.0)
+
+
+def _row_squares(matrix: FloatArray | SparseRows) -> FloatArray:
+    if isinstance(matrix, SparseRows):
+        rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.indptr))
+        return np.bincount(rows, weights=matrix.data**2, minlength=len(matrix))
+    return np.einsum("nd,nd->n", matrix, matrix)

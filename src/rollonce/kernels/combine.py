@@ -1,0 +1,90 @@
+"""Products and sums of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rollonce.component import register
+from rollonce.errors import InputError
+from rollonce.kernels.base import BoolArray, Kernel
+from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+
+def _check(kernels: Sequence[Kernel], what: str) -> None:
+    if not kernels or not all(isinstance(k, Kernel) for k in kernels):
+        raise InputError(f"a {what} needs at least one kernel")
+
+
+@register
+@dataclass
+class Product(Kernel):
+    """``w_ij = prod_k w_ij^(k)``: near in every sense."""
+
+    type: ClassVar[str] = "product"
+    kernels: Sequence[Kernel] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.kernels, "product")
+        self.pairwise = all(k.pairwise for k in self.kernels)  # type: ignore[misc]
+
+    def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
+        """(K, B, M) float64."""
+        total = self.kernels[0].log_weights(tasks, rows_KB, columns_KM, visible_KBM)
+        for kernel in self.kernels[1:]:
+            total = total + kernel.log_weights(tasks, rows_KB, columns_KM, visible_KBM)
+        return total
+
+
+@register
+@dataclass
+class Mixture(Kernel):
+    """``w_ij = sum_k a_k w_ij^(k) / sum_l w_il^(k)``: each kernel's weights normalised over what is visible, then averaged.
+
+    Args:
+        kernels: The parts.
+        shares: ``a_k >= 0``, not all zero; scaled to sum to 1.
+
+    A part that has no weight for a row leaves its share to the others.
+    """
+
+    type: ClassVar[str] = "mixture"
+    pairwise: ClassVar[bool] = False
+    kernels: Sequence[Kernel] = ()
+    shares: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.kernels, "mixture")
+        if len(self.shares) != len(self.kernels) or min(self.shares) < 0 or sum(self.shares) <= 0:
+            raise InputError(f"a mixture of {len(self.kernels)} kernels needs as many shares >= 0, not all zero; got {list(self.shares)}")
+
+    def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
+        """(K, B, M) float64."""
+        total = np.zeros((*rows_KB.shape, columns_KM.shape[1]))
+        for kernel, share in zip(self.kernels, self.shares, strict=True):
+            if share > 0:
+                log_w = kernel.log_weights(tasks, rows_KB, columns_KM, visible_KBM)
+                total += share * normalise(log_w, visible_KBM, fallback=False)
+        with np.errstate(divide="ignore"):
+            return np.log(total)
+
+
+def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool = True) -> FloatArray:
+    """Weights (K, B, M) that sum to 1 over the visible columns of each row, from log weights.
+
+    Args:
+        fallback: Rows without any weight become the mean of the visible columns; otherwise they stay zero. A row that sees
+            nothing stays zero either way.
+    """
+    log_w = np.where(visible_KBM, log_w_KBM, -np.inf)
+    top = log_w.max(axis=-1, keepdims=True) if log_w.shape[-1] else np.full((*log_w.shape[:-1], 1), -np.inf)
+    w = np.exp(log_w - np.where(np.isfinite(top), top, 0.0))
+    total = w.sum(axis=-1, keepdims=True)
+    empty = ~(total > 0)
+    if fallback and empty.any():
+        w = np.where(empty, visible_KBM, w)
+        total = w.sum(axis=-1, keepdims=True)
+    return np.divide(w, total, out=np.zeros_like(w, dtype=np.float64), where=total > 0)
