@@ -29,7 +29,9 @@ _AFTER_THE_ROLLOUT = re.compile(
     r"|answer_given|prediction|predictions)(?:$|_)",
     re.IGNORECASE,
 )
-_BEFORE_THE_ROLLOUT = re.compile(r"^(?:prompt|question|problem|input|task|reference|code|context)_(?:length|len|chars|words|tokens)$", re.IGNORECASE)
+_BEFORE_THE_ROLLOUT = re.compile(
+    r"^(?:prompt|question|problem|input|task|reference|code|context)_(?:length|len|chars|words|tokens)$", re.IGNORECASE
+)
 
 
 def check_column_name(name: str) -> str:
@@ -80,6 +82,10 @@ def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(f"{role}: {text}" for role, text in blocks)
 
 
+def _is_feature(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] == "feature"
+
+
 class Tasks:
     """What is known before any rollout: prompts, ids and declared columns. No rewards, responses or lengths.
 
@@ -124,6 +130,29 @@ class Tasks:
         view._prompts, view._task_ids, view._columns, view._cache = (), self._task_ids, {}, {}
         return view
 
+    def detached(self) -> Tasks:
+        """The same tasks as their own root, so that the parent can be forgotten; cached feature rows come along."""
+        if self.index_N is None:
+            return self
+        own = Tasks(self.prompts, self.task_ids, {c: self.column(c) for c in self.column_names})
+        for key, value in self._root._cache.items():
+            if _is_feature(key):
+                own._cache[key] = value[self.index_N]
+        return own
+
+    @staticmethod
+    def concat(first: Tasks, second: Tasks) -> Tasks:
+        """The tasks of both, first ones first; columns and cached feature rows that both have are kept."""
+        first, second = first.detached(), second.detached()
+        shared = [c for c in first.column_names if c in second.column_names]
+        columns = {c: np.concatenate([first.column(c), second.column(c)]) for c in shared}
+        both = Tasks([*first.prompts, *second.prompts], np.concatenate([first.task_ids, second.task_ids]), columns)
+        for key, value in first._cache.items():
+            if _is_feature(key) and key in second._cache:
+                other = second._cache[key]
+                both._cache[key] = np.concatenate([value, other]) if isinstance(value, np.ndarray) else type(value).stack([value, other])
+        return both
+
     @property
     def root(self) -> Tasks:
         """The tasks that this view was taken from (itself, if it is no view)."""
@@ -132,7 +161,10 @@ class Tasks:
     @property
     def prompts(self) -> list[str]:
         """The prompts as text, N of them."""
-        return list(self._root._prompts) if self.index_N is None else [self._root._prompts[i] for i in self.index_N]
+        if self.index_N is None:
+            return list(self._root._prompts)
+        prompts: list[str] = [self._root._prompts[i] for i in self.index_N]
+        return prompts
 
     @property
     def task_ids(self) -> NDArray[Any]:
@@ -190,7 +222,9 @@ class Rollouts:
         steps_R: The training step (or iteration, epoch) of each rollout, or None (R,).
         order_R: Position of each rollout in the file(s), for logs that are read as a stream (R,).
         source: The file or files that it came from.
-        skipped: What ``skip_bad_rows`` passed over, a message each.
+        skipped: What ``skip_bad_rows`` passed over, a message each (at most a hundred, then a line that says how many more).
+        n_skipped: How many rows it passed over in all.
+        format: The log format that it was read from (``generic``, ``verl``, ...), if it was read.
     """
 
     name: str
@@ -202,6 +236,8 @@ class Rollouts:
     order_R: IntArray | None = None
     source: str = ""
     skipped: tuple[str, ...] = ()
+    n_skipped: int = field(default=0, kw_only=True)
+    format: str = field(default="", kw_only=True)
     _memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -291,4 +327,6 @@ class Rollouts:
             pick(self.order_R),
             self.source,
             self.skipped,
+            n_skipped=self.n_skipped,
+            format=self.format,
         )

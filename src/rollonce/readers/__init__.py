@@ -1,0 +1,10 @@
+"""Reading rollouts: one file a foreign log format, found by looking at the file (docs/formats.md has the table).
+
+>>> from rollonce.readers import read_rollouts  # doctest: +SKIP
+>>> table = read_rollouts("logs/*.jsonl", columns=["level"])  # doctest: +SKIP
+"""
+
+from rollonce.readers.read import read_rollouts
+from rollonce.readers.registry import FORMATS
+
+__all__ = ["FORMATS", "read_rollouts"]

@@ -1,0 +1,171 @@
+"""A first look at a file: what kind of file it is, and its first record. Formats recognise their files by this."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rollonce.errors import InputError
+from rollonce.readers.jsonl import open_binary, parse_line, read_chunks, read_document
+
+_HEAD = 1 << 16
+_FIRST_LINE = 256 << 20
+_REFUSED = "it is refused because loading one runs whatever code is in it. Write the prompts and rewards as JSON Lines instead"
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
+
+
+@dataclass
+class Probe:
+    """What a first look at a file shows.
+
+    Attributes:
+        path: The file.
+        kind: ``jsonl``, ``json`` (one document), ``csv``, ``parquet``, ``zip``.
+        record: The first record of a jsonl or json file (a document's first element if it is a list), a parquet file's columns as
+            ``{name: type}``, a CSV file's header as ``{name: ""}``; None where there is none.
+        document: A json file's whole document.
+        problem: Why the file cannot be read as anything, if so.
+    """
+
+    path: Path
+    kind: str = ""
+    record: Any = None
+    document: Any = None
+    problem: str | None = None
+    names: list[str] = field(default_factory=list)
+
+    def has(self, *keys: str) -> bool:
+        """Whether the first record is an object with all these keys."""
+        return isinstance(self.record, dict) and all(k in self.record for k in keys)
+
+    def lacks(self, *keys: str) -> bool:
+        """Whether the first record has none of these keys."""
+        return isinstance(self.record, dict) and not any(k in self.record for k in keys)
+
+
+def probe(path: Path) -> Probe:
+    """Look at a file. Never raises for what is in it: `Probe.problem` says what is wrong, in a sentence."""
+    found = Probe(path)
+    try:
+        _look(found)
+    except InputError as error:
+        found.problem = error.message
+    return found
+
+
+def _look(found: Probe) -> None:
+    path = found.path
+    with open(path, "rb") as f:
+        head = f.read(_HEAD)
+    if not head:
+        found.problem = "the file is empty"
+        return
+    if head.startswith(b"\x1f\x8b"):
+        head = next(iter(read_chunks(path, _HEAD)), b"")
+        if not head:
+            found.problem = "the file is empty (once unpacked)"
+            return
+    if head.startswith(b"PAR1"):
+        _look_at_parquet(found)
+    elif head.startswith(b"PK\x03\x04"):
+        _look_at_zip(found)
+    elif (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") or path.suffix.lower() in _PICKLES:
+        found.problem = "a pickle (.pkl, .pt); it is refused because loading one runs whatever code is in it. Write the prompts and rewards as JSON Lines instead"
+    elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        found.problem = "UTF-16 text, not UTF-8; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        found.problem = "a zstd file; unpack it first (zstd -d), or use gzip"
+    elif b"\x00" in head:
+        found.problem = (
+            "a binary file, not text; rollouts are read from JSON Lines (.gz too), CSV, parquet and the log formats in docs/formats.md"
+        )
+    else:
+        _look_at_text(found, head.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _look_at_parquet(found: Probe) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found.kind = "parquet"
+    try:
+        schema = pq.read_schema(found.path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"a damaged parquet file ({str(error).splitlines()[0][:160]})") from None
+    found.record = {name: str(schema.field(name).type) if schema.names.count(name) == 1 else "?" for name in schema.names}
+
+
+def _look_at_zip(found: Probe) -> None:
+    try:
+        with zipfile.ZipFile(found.path) as z:
+            found.names = z.namelist()
+    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:
+        raise InputError(f"a damaged zip file ({error})") from None
+    if any(n.endswith("data.pkl") for n in found.names):
+        raise InputError(f"a PyTorch file (.pt), which holds a pickle; {_REFUSED}")
+    found.kind = "zip"
+
+
+def _look_at_text(found: Probe, head: bytes) -> None:
+    start = head.lstrip()[:1]
+    if not head.strip():
+        found.problem = "the file is empty (only white space)" if len(head) < _HEAD else "it starts with 64 KiB of white space"
+        return
+    if start == b"[" or (start == b"{" and not _first_lines(found)):
+        try:
+            found.document = read_document(found.path)
+        except InputError as error:
+            # Neither JSON Lines nor a document. Its rows are tried as JSON Lines, which says what is wrong at which line.
+            found.kind, found.problem = "jsonl", None
+            if start == b"[":
+                raise InputError(error.message) from None
+            return
+        found.kind = "json"
+        found.record = found.document[0] if isinstance(found.document, list) and found.document else found.document
+    elif start != b"{":
+        _look_at_csv(found, head)
+
+
+def _first_lines(found: Probe) -> bool:
+    """Whether one of the first lines is a whole JSON value; it becomes the record."""
+    with open_binary(found.path) as stream:
+        try:
+            for line in islice(iter(lambda: stream.readline(_FIRST_LINE), b""), 100):
+                text = line.removeprefix(b"\xef\xbb\xbf").strip()
+                if not text:
+                    continue
+                try:
+                    value = parse_line(text)
+                except InputError:
+                    continue
+                if isinstance(value, dict):
+                    found.kind, found.record = "jsonl", value
+                    return True
+        except (EOFError, OSError, ValueError):
+            pass
+    return False
+
+
+def _look_at_csv(found: Probe, head: bytes) -> None:
+    from rollonce.readers.generic import csv_header
+
+    line = head.split(b"\n", 1)[0]
+    found.kind = "csv"
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if len(line) < _HEAD or error.start < _HEAD - 4:
+            raise InputError(
+                f"not UTF-8: byte {error.start + 1} is 0x{line[error.start]:02x}; save it as UTF-8 (iconv -f LATIN1 -t UTF-8)"
+            ) from None
+        text = line.decode("utf-8", "ignore")
+    names = csv_header(text)
+    if len(names) < 2:
+        # Not a table either. Taken as JSON Lines, so that the message is about the first line.
+        found.kind = "jsonl"
+        _first_lines(found)
+    else:
+        found.record = dict.fromkeys(names, "")

@@ -1,0 +1,420 @@
+"""From blocks of rows to the table: every value is checked here, once, whatever format it came from.
+
+A block is checked column by column; only when something in it is wrong is it gone through row by row to say what and where. Memory per
+rollout is a few machine words (task, reward, length, step, line), prompts are kept once a task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from itertools import repeat
+from operator import ne
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollonce.errors import InputError
+from rollonce.readers.base import Block, kind_of
+from rollonce.rollouts import Rollouts, Tasks, normalise_prompt, render_messages
+
+MAX_MESSAGES = 100
+_NUMBERS = frozenset({float, int, bool})
+_BIG = 1 << 62
+
+
+class TableBuilder:
+    """Collects blocks and gives a `Rollouts`.
+
+    Args:
+        skip_bad_rows: Note bad rows (`reject`) rather than raise.
+        max_prompt_chars: Longer prompts are bad rows.
+        text_numbers: Numbers may come as text, as in CSV.
+    """
+
+    def __init__(self, *, skip_bad_rows: bool = False, max_prompt_chars: int = 1_000_000, text_numbers: bool = False) -> None:
+        self.skip_bad_rows = skip_bad_rows
+        self.max_prompt_chars = max_prompt_chars
+        self.text_numbers = text_numbers
+        self.n_skipped = 0
+        self.messages: list[str] = []
+        self._code_of: dict[str, int] = {}
+        self._prompts: list[str] = []
+        self._ids: list[str] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._first_seen: list[tuple[str, int]] = []
+        self._files: list[str] = []
+        self._rollout_code: dict[Any, int] = {}
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+        self._any = {"lengths": False, "steps": False, "rollouts": False}
+        self.n_rows = 0
+
+    # What is wrong with a row -------------------------------------------------------------------------------------------------
+
+    def reject(self, file: str, line: int | None, message: str) -> None:
+        """Raise what is wrong with a row, or note it and go on."""
+        error = InputError(message, file=file, line=line)
+        if not self.skip_bad_rows:
+            raise error
+        self.n_skipped += 1
+        if len(self.messages) < MAX_MESSAGES:
+            self.messages.append(str(error))
+
+    def skipped(self) -> tuple[str, ...]:
+        """A message a bad row, the first hundred of them, and then how many more there were."""
+        more = self.n_skipped - len(self.messages)
+        return (*self.messages, f"... and {more:,} more bad rows") if more else tuple(self.messages)
+
+    # Adding rows --------------------------------------------------------------------------------------------------------------
+
+    def add(self, block: Block) -> NDArray[np.int64]:
+        """Check and keep the rows of a block; the task position of each kept row."""
+        if not block.prompts:
+            return np.empty(0, dtype=np.int64)
+        try:
+            return self._add(block)
+        except (_Slow, TypeError, ValueError, OverflowError):
+            pass
+        codes = [self._add(self._single(block, i)) for i in range(len(block.prompts)) if self._row_is_good(block, i)]
+        return np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)
+
+    def _single(self, block: Block, i: int) -> Block:
+        pick = lambda values: None if values is None else [values[i]]  # noqa: E731
+        return Block(
+            block.file,
+            [block.lines[i]],
+            [self._prompt(block.prompts[i])],
+            [self._reward(block.rewards[i])],
+            None if block.tasks is None or block.tasks[i] is None else [task_id_text(block.tasks[i])],
+            pick(block.rollouts),
+            None if block.lengths is None else [self._number(block.lengths[i], "length")],
+            None if block.steps is None else [self._step(block.steps[i])],
+            {name: [values[i]] for name, values in block.columns.items()},
+        )
+
+    def _row_is_good(self, block: Block, i: int) -> bool:
+        try:
+            row = self._single(block, i)
+            prompt = row.prompts[0]
+            key = prompt if row.tasks is None else row.tasks[0]
+            code = self._code_of.get(_key(row.tasks is None, key), -1)
+            if row.rollouts and not isinstance(row.rollouts[0], str | int | float | None):
+                raise InputError(f"the rollout id is {kind_of(row.rollouts[0])}; it must be text or a number")
+            if code < 0:
+                self._check_length(prompt)
+                return True
+            if self._prompts[code] != prompt and normalise_prompt(self._prompts[code]) != normalise_prompt(prompt):
+                file, line = self._first_seen[code]
+                raise InputError(
+                    f"task {key!r} has another prompt here than at {file}, line {line}: {prompt[:60]!r} and {self._prompts[code][:60]!r}; "
+                    "give each prompt its own task id (or leave the task key out to group by prompt)"
+                )
+            for name, values in row.columns.items():
+                if self._columns[name][code] != values[0]:
+                    raise InputError(
+                        f"the column {name!r} is {values[0]!r} here and {self._columns[name][code]!r} in another rollout of task "
+                        f"{self._ids[code]!r}; a declared column must be known before the rollout, so one value a task"
+                    )
+        except InputError as error:
+            self.reject(block.file, block.lines[i], error.message)
+            return False
+        return True
+
+    def _check_length(self, prompt: str) -> None:
+        if len(prompt) > self.max_prompt_chars:
+            raise InputError(
+                f"a prompt of {len(prompt):,} characters, more than max_prompt_chars={self.max_prompt_chars:,}; raise that limit "
+                "(--max-prompt-chars) if it is right, or name the right prompt key"
+            )
+
+    def _prompt(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list | tuple):
+            return render_messages(value)
+        if isinstance(value, dict) and "role" in value:
+            return render_messages([value])
+        raise InputError(f"the prompt is {kind_of(value)}; it must be text or a list of chat messages")
+
+    def _reward(self, value: Any) -> float:
+        number = self._number(value, "reward")
+        if math.isnan(number) or math.isinf(number):
+            raise InputError(f"the reward is {'null' if value is None else number}; it must be a finite number (or true/false for 1/0)")
+        return number
+
+    def _number(self, value: Any, what: str) -> float:
+        if type(value) in _NUMBERS or isinstance(value, np.number | np.bool_):
+            try:
+                return float(value)
+            except OverflowError:
+                return math.inf
+        if value is None:
+            return math.nan
+        if isinstance(value, str) and self.text_numbers:
+            text = value.strip().lower()
+            if text in ("", "true", "false"):
+                return {"": math.nan, "true": 1.0, "false": 0.0}[text]
+            try:
+                return float(text)
+            except ValueError:
+                pass
+        hint = " (only CSV may write numbers as text)" if isinstance(value, str) and not self.text_numbers else ""
+        raise InputError(f"the {what} is {kind_of(value)}; it must be a finite number (or true/false for 1/0){hint}")
+
+    def _step(self, value: Any) -> int | None:
+        if value is None or value == "":
+            return None
+        number = self._number(value, "step")
+        if not (math.isfinite(number) and number.is_integer() and abs(number) < _BIG):
+            raise InputError(f"the step is {kind_of(value)}; it must be a whole number")
+        return int(number)
+
+    def _add(self, block: Block) -> NDArray[np.int64]:
+        prompts, rewards = block.prompts, block.rewards
+        n = len(prompts)
+        if set(map(type, rewards)) - _NUMBERS or set(map(type, prompts)) != {str}:
+            raise _Slow
+        rewards_R = np.array(rewards, dtype=np.float64)
+        if not np.isfinite(rewards_R).all():
+            raise _Slow
+        by_prompt = block.tasks is None or not any(t is not None for t in block.tasks)
+        if by_prompt:
+            keys: list[Any] = prompts
+        else:
+            assert block.tasks is not None
+            kinds = set(map(type, block.tasks))
+            if type(None) in kinds:
+                raise _Slow
+            keys = block.tasks if kinds == {str} else [task_id_text(t) for t in block.tasks]
+        # Task ids and prompts used as ids live in one table under keys that cannot collide.
+        get = self._code_of.get
+        names = keys if not by_prompt else list(map("\x00".__add__, keys))
+        codes = list(map(get, names, repeat(-1, n)))
+        lengths_R = None if block.lengths is None else _floats(block.lengths)
+        steps_R, has_step = (None, None) if block.steps is None else _ints(block.steps)
+        rollouts = block.rollouts
+        if rollouts is not None and set(map(type, rollouts)) - {str, int, float, type(None)}:
+            raise _Slow
+        added = len(self._prompts)
+        if -1 in codes:
+            self._new_tasks(block, codes, names, by_prompt)
+        stored = self._prompts
+        if not by_prompt and any(map(ne, map(stored.__getitem__, codes), prompts)):
+            self._check_prompts(codes, prompts, added)
+        for name, values in block.columns.items():
+            if any(map(ne, map(self._columns[name].__getitem__, codes), values)):
+                self._forget(added)
+                raise _Slow
+        self._keep(block, n, codes, rewards_R, lengths_R, steps_R, has_step)
+        return self._parts[-1][0]
+
+    def _new_tasks(self, block: Block, codes: list[int], names: Sequence[str], by_prompt: bool) -> None:
+        code_of, first = self._code_of, len(self._prompts)
+        try:
+            for i, code in enumerate(codes):
+                if code >= 0:
+                    continue
+                name = names[i]
+                code = code_of.get(name, -1)
+                if code < 0:
+                    prompt = block.prompts[i]
+                    if len(prompt) > self.max_prompt_chars:
+                        raise _Slow
+                    code = code_of[name] = len(self._prompts)
+                    self._prompts.append(prompt)
+                    self._ids.append(prompt_id(prompt) if by_prompt else name)
+                    self._first_seen.append((block.file, block.lines[i]))
+                    for column, values in block.columns.items():
+                        self._columns.setdefault(column, []).append(values[i])
+                codes[i] = code
+        except Exception:
+            self._forget(first)
+            raise
+
+    def _check_prompts(self, codes: list[int], prompts: list[str], added: int) -> None:
+        for code, prompt in zip(codes, prompts, strict=True):
+            if self._prompts[code] != prompt and normalise_prompt(self._prompts[code]) != normalise_prompt(prompt):
+                self._forget(added)
+                raise _Slow
+
+    def _forget(self, first: int) -> None:
+        """Take back the tasks from position ``first`` on: their block is gone through again, row by row."""
+        del self._prompts[first:], self._ids[first:], self._first_seen[first:]
+        for values in self._columns.values():
+            del values[first:]
+        for name in [k for k, v in self._code_of.items() if v >= first]:
+            del self._code_of[name]
+
+    def _keep(
+        self,
+        block: Block,
+        n: int,
+        codes: list[int],
+        rewards_R: NDArray[np.float64],
+        lengths_R: NDArray[np.float64] | None,
+        steps_R: NDArray[np.int64] | None,
+        has_step: NDArray[np.bool_] | None,
+    ) -> None:
+        if not self._files or self._files[-1] != block.file:
+            self._files.append(block.file)
+        nothing = np.full(n, np.nan)
+        rollout_R = np.full(n, -1, dtype=np.int64)
+        if block.rollouts is not None:
+            seen = self._rollout_code
+            rollout_R = np.array(
+                [-1 if r is None else seen.setdefault(r if type(r) is str else task_id_text(r), len(seen)) for r in block.rollouts],
+                dtype=np.int64,
+            )
+            self._any["rollouts"] |= bool((rollout_R >= 0).any())
+        self._any["lengths"] |= lengths_R is not None and bool(np.isfinite(lengths_R).any())
+        if has_step is None:
+            steps_R, has_step = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
+        self._any["steps"] |= bool(has_step.any())
+        self._parts.append(
+            (
+                np.array(codes, dtype=np.int64),
+                rewards_R,
+                nothing if lengths_R is None else lengths_R,
+                steps_R if steps_R is not None else np.zeros(n, dtype=np.int64),
+                has_step,
+                rollout_R,
+                np.full(n, len(self._files) - 1, dtype=np.int32),
+                np.asarray(block.lines, dtype=np.int64),
+            )
+        )
+        self.n_rows += n
+
+    # The table ----------------------------------------------------------------------------------------------------------------
+
+    def build(self, name: str, source: str, read: str) -> Rollouts:
+        """The table of what was added.
+
+        Raises:
+            InputError: if no row was good, a (task, rollout) is there twice, or only some rows have a step.
+        """
+        if not self.n_rows:
+            why = f"; all {self.n_skipped:,} rows were bad, the first: {self.messages[0]}" if self.n_skipped else ""
+            raise InputError(f"no rollouts in it{why}", file=source)
+        code_R, rewards_R, lengths_R, steps_R, has_step_R, rollout_R, file_R, line_R = (
+            np.concatenate(parts) for parts in zip(*self._parts, strict=True)
+        )
+        self._parts.clear()
+        if self._any["steps"] and not has_step_R.all():
+            i = int(np.flatnonzero(~has_step_R)[0])
+            raise InputError(
+                "this row has no step though others have one; name the right step key, or step_key='' for none",
+                file=self._files[file_R[i]],
+                line=int(line_R[i]),
+            )
+        keep_R = self._without_duplicates(code_R, steps_R, rollout_R, file_R, line_R)
+        order = np.argsort(code_R[keep_R], kind="stable")
+        rows = keep_R[order]
+        codes, sizes = np.unique(code_R[rows], return_counts=True)
+        tasks = self._tasks(codes)
+        return Rollouts(
+            name,
+            tasks,
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            rewards_R[rows],
+            lengths_R[rows] if self._any["lengths"] else None,
+            steps_R[rows] if self._any["steps"] else None,
+            np.argsort(np.argsort(rows, kind="stable"), kind="stable").astype(np.int64),
+            source,
+            self.skipped(),
+            n_skipped=self.n_skipped,
+            format=read,
+        )
+
+    def _without_duplicates(self, *arrays: NDArray[Any]) -> NDArray[np.int64]:
+        code_R, steps_R, rollout_R, file_R, line_R = arrays
+        everything = np.arange(len(code_R))
+        if not self._any["rollouts"]:
+            return everything
+        order = np.lexsort((everything, rollout_R, steps_R, code_R))
+        same = np.ones(len(order) - 1, dtype=bool)
+        for values in (code_R, steps_R, rollout_R):
+            same &= values[order][1:] == values[order][:-1]
+        same &= rollout_R[order][1:] >= 0
+        if not same.any():
+            return everything
+        names = list(self._rollout_code)
+        first = everything.copy()  # the first row of each run of equal ones, for the message
+        drop = order[1:][same]
+        for previous, current in zip(order[:-1][same], drop, strict=True):
+            first[current] = first[previous]
+        for i in np.sort(drop):
+            j = first[i]
+            at = f" and step {steps_R[i]}" if self._any["steps"] else ""
+            self.reject(
+                self._files[file_R[i]],
+                int(line_R[i]),
+                f"task {self._ids[code_R[i]]!r} already has a rollout {names[rollout_R[i]]!r}{at}, at {self._files[file_R[j]]}, "
+                f"line {line_R[j]}; "
+                "drop the copy, or say rollout_key='' if these are different rollouts",
+            )
+        return np.setdiff1d(everything, drop)
+
+    def _tasks(self, codes: NDArray[np.int64]) -> Tasks:
+        ids, prompts = self._ids, self._prompts
+        if len(codes) != len(prompts):  # tasks whose only rows were dropped as copies
+            ids, prompts = [ids[c] for c in codes], [prompts[c] for c in codes]
+        columns = {name: column_array([values[c] for c in codes]) for name, values in self._columns.items()}
+        return Tasks(prompts, np.array(ids, dtype=object), columns)
+
+
+class _Slow(Exception):
+    """A block has something in it that wants a closer look."""
+
+
+def _key(by_prompt: bool, key: str) -> str:
+    return "\x00" + key if by_prompt else key
+
+
+def column_array(values: Sequence[Any]) -> NDArray[Any]:
+    """A column as numbers where all are numbers, else as text."""
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        return np.array(values, dtype=np.float64)
+    return np.array([str(v) for v in values], dtype=object)
+
+
+def task_id_text(value: Any) -> str:
+    """A task or rollout id as text: 1, "1" and 1.0 are the same id.
+
+    >>> task_id_text(1), task_id_text("1"), task_id_text(1.0)
+    ('1', '1', '1')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, int | float) or (isinstance(value, np.number) and np.isscalar(value)):
+        return str(value)
+    raise InputError(f"the task id is {kind_of(value)}; it must be text or a number")
+
+
+def prompt_id(prompt: str) -> str:
+    """The id of a task that has none: the same in every file, made of its prompt's text."""
+    return "prompt-" + hashlib.sha1(prompt.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
+
+
+def _floats(values: list[Any]) -> NDArray[np.float64]:
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        values = [math.nan if v is None else v for v in values]
+        kinds.discard(type(None))
+    if kinds - _NUMBERS:
+        raise _Slow
+    return np.array(values, dtype=np.float64)
+
+
+def _ints(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return np.array(values, dtype=np.int64), np.ones(len(values), dtype=bool)
+    if kinds == {type(None)}:
+        return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=bool)
+    if kinds == {int, type(None)}:
+        return np.array([v or 0 for v in values], dtype=np.int64), np.array([v is not None for v in values])
+    raise _Slow
