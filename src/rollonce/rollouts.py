@@ -163,7 +163,7 @@ class Tasks:
         """The prompts as text, N of them."""
         if self.index_N is None:
             return list(self._root._prompts)
-        prompts: list[str] = [self._root._prompts[i] for i in self.index_N]
+        prompts: list[str] = [self._root._prompts[i] for i in self.index_N.tolist()]
         return prompts
 
     @property

@@ -1,0 +1,37 @@
+"""Baselines: (batch, history) -> b. One idea a file; base.py states the contract."""
+
+from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Tags, copy_without_history
+from rollonce.baselines.groups import Grpo, Rloo
+from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean, published_length_buckets, published_tfidf
+from rollonce.baselines.kriging import Kriging
+from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
+from rollonce.baselines.regressor import BoostedTrees, Ridge
+from rollonce.baselines.shrunk import Blend, Shrunk
+from rollonce.baselines.tracker import Oracle, Tracker
+
+__all__ = [
+    "Baseline",
+    "Batch",
+    "Blend",
+    "BoostedTrees",
+    "Constant",
+    "FlashReinforce",
+    "Grpo",
+    "History",
+    "KernelBaseline",
+    "Kriging",
+    "LeaveOneOut",
+    "LinearSmoother",
+    "NoBaseline",
+    "Oracle",
+    "ReinforcePlusPlus",
+    "Ridge",
+    "Rloo",
+    "Shrunk",
+    "Tags",
+    "Tracker",
+    "copy_without_history",
+    "family_mean",
+    "published_length_buckets",
+    "published_tfidf",
+]

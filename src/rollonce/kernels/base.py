@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from rollonce.component import Component
+from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
 from rollonce.features.sparse import SparseRows
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -48,6 +49,17 @@ class Kernel(Component):
         ``visible_KBM`` is False where row i may not use column j (its own rollout above all). Pairwise kernels may ignore it,
         since the caller masks; kernels that choose among the visible rows must not.
         """
+
+    def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+        """The kernel as a positive semi-definite covariance (K, B, M), 1 for a task with itself; for Kriging.
+
+        Raises:
+            InputError: for kernels that are no covariance (k nearest, buckets, mixtures).
+        """
+        if not self.pairwise:
+            raise InputError(f"a {self.type!r} kernel depends on which rows are visible and is no covariance; Kriging cannot use it")
+        visible = np.ones((*rows_KB.shape, columns_KM.shape[1]), dtype=bool)
+        return np.exp(self.log_weights(tasks, rows_KB, columns_KM, visible))
 
 
 def similarity(feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, *, squared_distance: bool = False) -> FloatArray:

@@ -39,3 +39,7 @@ class Softmax(Kernel):
         if self.temperature < 1e-6:  # differences of rounding size are ties, which share, rather than a winner
             s = np.round(s, 9)
         return s / self.temperature
+
+    def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+        """``exp((cos - 1) / T)``: positive semi-definite, and 1 for a task with itself where rows have unit length."""
+        return np.exp((similarity(self.feature, tasks, rows_KB, columns_KM) - 1) / self.temperature)

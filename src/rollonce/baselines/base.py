@@ -1,0 +1,361 @@
+"""The contract of a baseline.
+
+A baseline gives one number ``b_i`` for each rollout of a batch, from what was known before the rollouts and from the rewards
+of *other* rollouts; the advantage is ``A_i = r_i - b_i``. The life of one in a trainer::
+
+    baseline.fit(prompts)                    # vocabulary, IDF, scales: once, before training
+    for batch in steps:
+        b_B = baseline.predict(batch)        # float64; never reads batch.rewards[i] for b_i
+        baseline.observe(batch)              # joins the history, after the step
+
+`LinearSmoother` adds `weights`, whose rows sum to 1. `rollonce.testing.check_baseline` holds every baseline to this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from rollonce.component import Component, from_config
+from rollonce.errors import InputError
+from rollonce.features.base import Feature, as_tasks
+from rollonce.kernels.base import BoolArray, Kernel
+from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+FORMAT, VERSION = "rollonce-baseline", 1
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One training step's rollouts, one row each.
+
+    Attributes:
+        tasks: What was known before them (B,). Rows with equal ``task_ids`` are rollouts of one task (a group).
+        rewards_B: Their rewards, float64 (B,).
+        response_lengths_B: Lengths of the responses, if the trainer has them (B,). *No baseline may read them*; they are here so
+            that the audit can change them and show that nothing moves.
+    """
+
+    tasks: Tasks
+    rewards_B: FloatArray
+    response_lengths_B: FloatArray | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[str],
+        rewards: Sequence[float] | FloatArray,
+        *,
+        task_ids: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Batch:
+        """A batch from B prompts and B rewards.
+
+        Raises:
+            InputError: if the numbers of prompts and rewards differ, or a reward is not finite.
+        """
+        rewards_B = np.asarray(rewards, dtype=np.float64)
+        if rewards_B.shape != (len(prompts),):
+            raise InputError(f"a batch needs one reward a prompt: {len(prompts)} prompts, rewards of shape {rewards_B.shape}")
+        if not np.isfinite(rewards_B).all():
+            bad = int(np.flatnonzero(~np.isfinite(rewards_B))[0])
+            raise InputError(f"reward {bad} of the batch is {rewards_B[bad]}; drop or grade that rollout before asking for advantages")
+        return cls(Tasks(list(prompts), task_ids, columns), rewards_B)
+
+    def __len__(self) -> int:
+        return len(self.rewards_B)
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """Rows of earlier steps: what was known before them, their rewards, and how many steps ago they were sampled.
+
+    Attributes:
+        tasks: (H,).
+        rewards_H: (H,) float64.
+        ages_H: 1 for the step before, 2 for the one before that ... (H,) int64. Newest rows last.
+    """
+
+    tasks: Tasks
+    rewards_H: FloatArray
+    ages_H: IntArray
+
+    @classmethod
+    def empty(cls) -> History:
+        """No rows."""
+        return cls(Tasks([]), np.zeros(0), np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rewards_H)
+
+    def append(self, batch: Batch, keep: int | None = None) -> History:
+        """This history one step older, with the batch as its newest rows; the oldest beyond ``keep`` rows are dropped."""
+        tasks = Tasks.concat(self.tasks, batch.tasks) if len(self) else batch.tasks
+        rewards = np.concatenate([self.rewards_H, batch.rewards_B])
+        ages = np.concatenate([self.ages_H + 1, np.ones(len(batch), np.int64)])
+        return History(tasks, rewards, ages).last(keep)
+
+    def last(self, n: int | None) -> History:
+        """The newest n rows."""
+        if n is None or len(self) <= n:
+            return self
+        at = np.arange(len(self) - n, len(self))
+        return History(self.tasks.take(at).detached(), self.rewards_H[at], self.ages_H[at])
+
+    def to_state(self) -> dict[str, Any]:
+        """As plain JSON."""
+        columns = {c: self.tasks.column(c).tolist() for c in self.tasks.column_names}
+        return {
+            "prompts": self.tasks.prompts,
+            "task_ids": [str(t) for t in self.tasks.task_ids],
+            "columns": columns,
+            "rewards": self.rewards_H.tolist(),
+            "ages": self.ages_H.tolist(),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> History:
+        """From `to_state`."""
+        tasks = Tasks(state["prompts"], state["task_ids"], state.get("columns"))
+        return cls(tasks, np.asarray(state["rewards"], np.float64), np.asarray(state["ages"], np.int64))
+
+
+@dataclass(frozen=True)
+class Tags:
+    """What a baseline promises; `check_baseline` tests each.
+
+    Attributes:
+        leave_one_out: Changing ``r_i``, or rollout i's response, never changes ``b_i``, through any fit as well.
+        shift_equivariant: Adding c to all rewards adds c to b.
+        scale_equivariant: Multiplying all rewards by c > 0 multiplies b by c.
+        neutral: Identical prompts give the leave-one-out mean of whatever rows were visible.
+        self_inclusive: Includes the own reward by definition (FlashREINFORCE, REINFORCE++, centred GRPO); scored through its twin.
+        needs_groups: Needs several rollouts of a task in the batch.
+        needs_repeats: Needs the same task in earlier steps (trackers) or extra rollouts (oracle).
+        needs_history: Gives only a fallback before the first `observe`.
+        bounded_rewards: Rewards must lie in [0, 1].
+        windowed: Uses rows of earlier steps too.
+    """
+
+    leave_one_out: bool = True
+    shift_equivariant: bool = True
+    scale_equivariant: bool = True
+    neutral: bool = True
+    self_inclusive: bool = False
+    needs_groups: bool = False
+    needs_repeats: bool = False
+    needs_history: bool = False
+    bounded_rewards: bool = False
+    windowed: bool = False
+
+
+class Baseline(Component):
+    """Base of all baselines. Subclasses are dataclasses, registered under ``type``, with their settings as fields."""
+
+    source: ClassVar[str] = ""
+    prior: ClassVar[float] = 0.0
+
+    _history: History | None = None
+    provenance: dict[str, Any] | None = None
+    used_prior_B: BoolArray | None = None
+
+    @property
+    def tags(self) -> Tags:
+        """What it promises."""
+        return Tags()
+
+    @property
+    def label(self) -> str:
+        """A short name for tables."""
+        return self.type
+
+    @property
+    def keep_rows(self) -> int:
+        """How many rows of history `observe` keeps; 0 keeps none."""
+        return 0
+
+    @property
+    def history(self) -> History:
+        """The rows observed so far, newest last."""
+        return self._history if self._history is not None else History.empty()
+
+    def fit(self, prompts: Sequence[str] | Tasks) -> Self:
+        """Learn vocabulary, IDF and scales from prompts (no rewards). Returns itself."""
+        tasks = as_tasks(prompts)
+        for child in self.children().values():
+            if isinstance(child, Feature | Kernel | Baseline):
+                child.fit(tasks)
+        return self
+
+    @abstractmethod
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """The baseline of each rollout (B,) float64.
+
+        Args:
+            batch: The step's rollouts.
+            history: Rows of earlier steps; None uses those that `observe` was given.
+
+        A row that has nothing to go by gets ``prior`` and is flagged in ``used_prior_B``.
+        """
+
+    def advantages(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """``r - b`` (B,), with the baseline's own scaling where it has one (REINFORCE++, GRPO with std)."""
+        return batch.rewards_B - self.predict(batch, history)
+
+    def observe(self, batch: Batch) -> None:
+        """Let the step's rollouts join the history. Call it after `predict`."""
+        if self.keep_rows:
+            self._history = self.history.append(batch, self.keep_rows)
+
+    def twin(self) -> Baseline:
+        """The leave-one-out baseline that a self-inclusive one is scored by; itself for all others."""
+        return self
+
+    def own_state(self) -> dict[str, Any]:
+        """The rows of history, for baselines that keep any."""
+        return {"history": self.history.to_state()} if len(self.history) else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore the rows of history."""
+        self._history = History.from_state(state["history"]) if "history" in state else None
+
+    def save(self, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> None:
+        """Write one small JSON file with everything a trainer needs (no pickle), atomically.
+
+        Args:
+            path: The file.
+            provenance: What it was tuned on, by which command; shown by ``rollonce check``.
+        """
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "config": self.config(),
+            "state": self.state_dict(),
+            "provenance": provenance if provenance is not None else (self.provenance or {}),
+        }
+        path = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as f:
+                json.dump(document, f, ensure_ascii=False, allow_nan=False, indent=None, separators=(",", ":"))
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Baseline:
+        """Read a file written by `save`.
+
+        Raises:
+            InputError: if it is no baseline file, or of a newer version.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError("no such file", file=path) from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as e:
+            raise InputError(f"not a baseline file: not JSON ({e})", file=path) from None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise InputError(f"not a baseline file: 'format' is not {FORMAT!r}; rollonce tune writes one", file=path)
+        if document.get("version") != VERSION:
+            found = document.get("version")
+            raise InputError(f"baseline file version {found!r}; this rollonce reads version {VERSION}: upgrade it", file=path)
+        try:
+            baseline = from_config(document.get("config", {}))
+            if not isinstance(baseline, Baseline):
+                raise InputError(f"{baseline.type!r} is no baseline but a part of one")
+            baseline.load_state_dict(document.get("state", {}))
+        except InputError as e:
+            raise InputError(e.message, file=path) from None
+        except (KeyError, TypeError, ValueError) as e:
+            raise InputError(f"a damaged baseline file ({type(e).__name__}: {e})", file=path) from None
+        baseline.provenance = document.get("provenance", {})
+        return baseline
+
+
+@dataclass
+class LinearSmoother(Baseline):
+    """A baseline that is a weighted mean of other rollouts' rewards: ``b = W r`` with rows summing to 1.
+
+    Args:
+        window: Rows of earlier steps that may count as well; 0 is the batch alone. (The post's 16 batches of 32 are 512.)
+        decay: Weight of a row per step of age, in (0, 1]: recency decay.
+    """
+
+    window: int = field(default=0, kw_only=True)
+    decay: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or not 0 < self.decay <= 1:
+            raise InputError(f"window must be >= 0 and decay in (0, 1], not {self.window} and {self.decay}")
+
+    @property
+    def keep_rows(self) -> int:
+        """The window."""
+        return self.window
+
+    @property
+    def tags(self) -> Tags:
+        """Leave-one-out, equivariant and neutral, as every normalised smoother is."""
+        return Tags(windowed=self.window > 0)
+
+    @abstractmethod
+    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        """Weights (K, B, M) for K batches at once; rows sum to 1 over the visible columns (all zero where there are none).
+
+        Args:
+            tasks: All tasks that the blocks take from.
+            columns_KM: Positions in ``tasks`` of what each batch can see. The first ``n_rows`` are the batch itself.
+            n_rows: B.
+            visible_KBM: False where row i must not use column j: its own above all.
+            ages_M: Steps ago that a column was sampled; 0 for the batch.
+        """
+
+    def weights(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is 0."""
+        return self._weights(batch, self._window_of(history))
+
+    def _window_of(self, history: History | None) -> History:
+        return (self.history if history is None else history).last(self.window)
+
+    def _weights(self, batch: Batch, window: History) -> FloatArray:
+        n_rows, n_columns = len(batch), len(batch) + len(window)
+        tasks = Tasks.concat(batch.tasks, window.tasks) if len(window) else batch.tasks
+        visible = np.ones((1, n_rows, n_columns), dtype=bool)
+        visible[0, np.arange(n_rows), np.arange(n_rows)] = False
+        ages = np.concatenate([np.zeros(n_rows, np.int64), window.ages_H])
+        return self.weight_blocks(tasks, np.arange(n_columns)[None], n_rows, visible, ages)[0]
+
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """``W r`` (B,); the declared prior where a row sees nothing."""
+        window = self._window_of(history)
+        w = self._weights(batch, window)
+        self.used_prior_B = ~w.any(axis=1)
+        return np.where(self.used_prior_B, self.prior, w @ np.concatenate([batch.rewards_B, window.rewards_H]))
+
+
+def copy_without_history(baseline: Baseline) -> Baseline:
+    """A fresh baseline with the same settings and fit, and no history."""
+    clone = from_config(baseline.config())
+    state = baseline.state_dict()
+    _drop_history(state)
+    clone.load_state_dict(state)
+    return clone
+
+
+def _drop_history(state: dict[str, Any]) -> None:
+    state.pop("history", None)
+    for child in state.get("children", {}).values():
+        _drop_history(child)
+
+
+__all__ = ["Baseline", "Batch", "History", "LinearSmoother", "Tags", "copy_without_history"]

@@ -1,0 +1,129 @@
+"""The GS1 baseline: a kernel-weighted mean of the other rollouts' rewards.
+
+``b_i = sum_{j != i} w_ij r_j / sum_{j != i} w_ij`` over the batch, or batch and window (MATH: section 1; post "You Only Rollout
+Once"). A row without weight falls back to the leave-one-out mean of what it sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rollonce.baselines.base import LinearSmoother
+from rollonce.component import register
+from rollonce.errors import InputError
+from rollonce.features.column import CategoryColumn
+from rollonce.kernels import Buckets, Kernel, Same, Softmax
+from rollonce.kernels.base import BoolArray
+from rollonce.kernels.combine import normalise
+from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+
+@register
+@dataclass
+class KernelBaseline(LinearSmoother):
+    """Kernel-weighted mean of the other rewards.
+
+    Args:
+        kernel: Weights from pre-rollout features; the published example, word TF-IDF at T = 0.1, by default.
+        shrinkage: Share of the leave-one-out mean, in [0, 1]: ``(1 - shrinkage) * kernel + shrinkage * LOO``.
+        window, decay: See `LinearSmoother`.
+
+    >>> from rollonce.baselines import Batch, KernelBaseline
+    >>> prompts = ["add two and two", "add two and five", "prove the lemma", "prove the claim"]
+    >>> baseline = KernelBaseline().fit(prompts)
+    >>> baseline.predict(Batch.of(prompts, [1.0, 1.0, 0.0, 0.0])).round(2).tolist()
+    [0.98, 0.98, 0.02, 0.02]
+    """
+
+    type: ClassVar[str] = "kernel"
+    source: ClassVar[str] = "post 'You Only Rollout Once', method and appendix B"
+    kernel: Kernel = field(default_factory=Softmax)
+    shrinkage: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.shrinkage <= 1:
+            raise InputError(f"shrinkage must be in [0, 1], not {self.shrinkage}")
+
+    @property
+    def label(self) -> str:
+        """The kernel and what was done to it."""
+        parts = [_describe(self.kernel)]
+        if self.shrinkage:
+            parts.append(f"{self.shrinkage:.2g} LOO")
+        if self.window:
+            parts.append(f"window {self.window}")
+        if self.decay < 1:
+            parts.append(f"decay {self.decay:.3g}")
+        return ", ".join(parts)
+
+    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        """(K, B, M), see `LinearSmoother.weight_blocks`."""
+        log_w = self.kernel.log_weights(tasks, columns_KM[:, :n_rows], columns_KM, visible_KBM)
+        recency = ages_M * np.log(self.decay)
+        w = normalise(log_w + recency if self.decay < 1 else log_w, visible_KBM)
+        if self.shrinkage > 0:
+            plain = normalise(np.broadcast_to(recency, w.shape), visible_KBM)
+            w = (1 - self.shrinkage) * w + self.shrinkage * plain
+        return w
+
+
+def _describe(kernel: Kernel) -> str:
+    config = kernel.config()
+    name = {"nearest": "kNN", "rbf": "RBF", "uniform": "LOO"}.get(kernel.type, kernel.type)
+    parts = getattr(kernel, "kernels", None)
+    if parts:
+        return f"{name}({' + '.join(_describe(k) for k in parts)})"
+    feature = config.get("feature")
+    inside = []
+    if feature:
+        text = {"tfidf": "TF-IDF", "log_length": "log length"}.get(feature["type"], feature.get("name") or feature["type"])
+        if feature["type"] == "tfidf":
+            low, high = feature["ngrams"]
+            text = ("" if feature["analyzer"] == "word" else feature["analyzer"] + " ") + text + (f" {low}-{high}" if high > 1 else "")
+            text += " sublinear" if feature["sublinear"] else ""
+            text += " skeleton" if feature["skeleton"] else ""
+        inside.append(text)
+    for key, symbol in (("temperature", "T"), ("k", "k"), ("length_scale", "l"), ("n", "n")):
+        if key in config:
+            inside.append(f"{symbol}={config[key]:.3g}")
+    return f"{name} {', '.join(inside)}" if inside else name
+
+
+@register
+@dataclass
+class LeaveOneOut(LinearSmoother):
+    """The mean reward of the other rollouts in the batch (and window): ``w_ij = 1``."""
+
+    type: ClassVar[str] = "loo"
+    source: ClassVar[str] = "post 'You Only Rollout Once', appendix B; leave-one-out form of FlashREINFORCE (Hu et al. 2026)"
+
+    @property
+    def label(self) -> str:
+        """LOO mean."""
+        return f"LOO mean, window {self.window}" if self.window else "LOO mean"
+
+    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        """(K, B, M): equal, or by recency where there is decay."""
+        return normalise(np.broadcast_to(ages_M * np.log(self.decay), visible_KBM.shape), visible_KBM)
+
+
+def published_tfidf(window: int = 0) -> KernelBaseline:
+    """The post's TF-IDF example: word TF-IDF, ``exp(cos / 0.1)``."""
+    return KernelBaseline(Softmax(), window=window)
+
+
+def published_length_buckets(window: int = 512) -> KernelBaseline:
+    """The post's length example: 5 quantile buckets of log prompt length over this batch and the previous 16 (of 32)."""
+    return KernelBaseline(Buckets(), window=window)
+
+
+def family_mean(column: str = "family", window: int = 0) -> KernelBaseline:
+    """Mean reward of the other rollouts with the same declared column."""
+    return KernelBaseline(Same(CategoryColumn(column)), window=window)
+
+
+__all__ = ["KernelBaseline", "LeaveOneOut", "family_mean", "published_length_buckets", "published_tfidf"]

@@ -1,0 +1,214 @@
+"""Critics at prompt level: regressors of reward on pre-rollout features, trained on past steps only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Tags
+from rollonce.component import register
+from rollonce.errors import InputError, MissingExtraError
+from rollonce.features import Feature, LogLength, SparseRows, Tfidf
+from rollonce.kernels.base import BoolArray, full_table, similarity
+from rollonce.kernels.combine import normalise
+from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+
+@register
+@dataclass
+class Ridge(LinearSmoother):
+    """Ridge regression of past rewards on features, with an unpenalised intercept; the batch's own rewards are not used.
+
+    ``b = mean(y) + k_i' (K_c + penalty I)^-1 (y - mean(y))`` in its dual form with the centred Gram matrix ``K_c`` of the
+    window's features: linear in the past rewards, rows summing to 1. Without history it falls back to the LOO mean of the batch.
+
+    Args:
+        features: Their matrices side by side; word TF-IDF and log prompt length by default.
+        penalty: Ridge penalty, in the unit of the features' squared length.
+        window: Rows of history it is trained on (at least 1).
+    """
+
+    type: ClassVar[str] = "ridge"
+    source: ClassVar[str] = "Hoerl & Kennard 1970; dual form, Saunders et al. 1998"
+    features: Sequence[Feature] = ()
+    penalty: float = 1.0
+    window: int = field(default=512, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.features = self.features or [Tfidf(), LogLength()]
+        if self.window < 1 or not self.penalty > 0:
+            raise InputError(f"ridge needs a window of at least 1 row and a penalty above 0, not {self.window} and {self.penalty}")
+
+    @property
+    def tags(self) -> Tags:
+        """Neutral over the *history* rows it learned from, which is not the leave-one-out mean of all rows visible."""
+        return Tags(windowed=True, needs_history=True, neutral=False)
+
+    @property
+    def label(self) -> str:
+        """Ridge and its window."""
+        return f"ridge critic, window {self.window}"
+
+    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        """(K, B, M): zero on the batch's columns, unless there is no history."""
+        n_blocks, n_columns = columns_KM.shape
+        past = n_columns - n_rows
+        if past == 0:
+            return normalise(np.zeros(visible_KBM.shape), visible_KBM)
+        out = np.zeros(visible_KBM.shape)
+        recency = self.decay ** ages_M[n_rows:].astype(np.float64)
+        share = recency / recency.sum()
+        centre = np.eye(past) - share[None, :]
+        for k in range(n_blocks):
+            rows, columns = columns_KM[k : k + 1, :n_rows], columns_KM[k : k + 1, n_rows:]
+            gram, cross = np.zeros((past, past)), np.zeros((n_rows, past))
+            for feature in self.features:
+                gram += similarity(feature, tasks, columns, columns)[0] if len(tasks) > 2048 else full_table(feature, tasks)[np.ix_(columns[0], columns[0])]
+                cross += similarity(feature, tasks, rows, columns)[0] if len(tasks) > 2048 else full_table(feature, tasks)[np.ix_(rows[0], columns[0])]
+            cross_c = cross - (gram @ share)[None, :]
+            cross_c = cross_c - (cross_c @ share)[:, None]
+            gram_c = centre @ gram @ centre.T
+            solved = np.linalg.solve(gram_c + self.penalty * np.diag(1 / (recency / recency.max())), cross_c.T).T
+            w = share[None, :] + solved @ centre
+            hidden = ~visible_KBM[k, :, n_rows:]
+            if hidden.any():  # a copy of the own task in the window: take its weight out
+                w = np.where(hidden, 0.0, w)
+                w = w / w.sum(axis=1, keepdims=True)
+            out[k, :, n_rows:] = w
+        return out
+
+
+@register
+@dataclass
+class BoostedTrees(Baseline):
+    """Gradient-boosted trees on past rewards (scikit-learn's histogram boosting), refitted on the stream.
+
+    Args:
+        features: Dense ones are used as they are; of sparse ones the leading ``components`` principal directions of the history.
+        components: How many.
+        window: Rows of history kept and trained on.
+        refit_every: Steps between refits.
+        min_rows: Below this many rows of history it gives the running mean.
+        iterations, learning_rate, max_leaf_nodes, seed: Of the trees.
+
+    It is fitted in `observe`, on rows of earlier steps alone. The saved file holds those rows, not the trees; loading fits the
+    same trees again from the same seed. Needs scikit-learn (part of rollonce's core, but not of what a trainer needs otherwise).
+    """
+
+    type: ClassVar[str] = "boosted_trees"
+    source: ClassVar[str] = "Friedman 2001; scikit-learn HistGradientBoostingRegressor"
+    features: Sequence[Feature] = ()
+    components: int = 16
+    window: int = 2048
+    refit_every: int = 4
+    min_rows: int = 64
+    iterations: int = 60
+    learning_rate: float = 0.06
+    max_leaf_nodes: int = 8
+    seed: int = 0
+    _fitted: tuple | None = field(default=None, init=False, repr=False, compare=False)
+    _steps: int = field(default=0, init=False, repr=False)
+    _fitted_rows: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.features = self.features or [Tfidf(), LogLength()]
+        if self.window < 1 or self.refit_every < 1 or self.min_rows < 2 or self.components < 1:
+            raise InputError("boosted_trees needs window, refit_every and components of at least 1, and min_rows of at least 2")
+
+    @property
+    def tags(self) -> Tags:
+        """Learns from history; trees follow no exact scaling."""
+        return Tags(needs_history=True, windowed=True, neutral=False, shift_equivariant=False, scale_equivariant=False)
+
+    @property
+    def label(self) -> str:
+        """Boosted trees and their window."""
+        return f"boosted-trees critic, window {self.window}"
+
+    @property
+    def keep_rows(self) -> int:
+        """The window."""
+        return self.window
+
+    def _train(self, history: History) -> tuple | None:
+        if len(history) < self.min_rows:
+            return None
+        try:
+            from sklearn.ensemble import HistGradientBoostingRegressor
+        except ImportError:
+            raise MissingExtraError("the boosted-trees critic", "scikit-learn", "dev") from None
+        blocks, projections = [], []
+        for feature in self.features:
+            matrix = feature.transform(history.tasks)
+            projection = None
+            if isinstance(matrix, SparseRows):
+                projection = _principal(matrix, self.components)
+                matrix = matrix.dot_transposed(projection[0]) @ projection[1]
+            blocks.append(matrix)
+            projections.append(projection)
+        model = HistGradientBoostingRegressor(
+            max_iter=self.iterations,
+            learning_rate=self.learning_rate,
+            max_leaf_nodes=self.max_leaf_nodes,
+            min_samples_leaf=max(5, min(20, len(history) // 16)),
+            early_stopping=False,
+            random_state=self.seed,
+        )
+        model.fit(np.hstack(blocks), history.rewards_H)
+        return model, projections
+
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """(B,). With ``history`` given, trees are fitted on it for this call."""
+        rows = self.history if history is None else history.last(self.window)
+        fitted = self._fitted if history is None else self._train(rows)
+        self.used_prior_B = np.full(len(batch), len(rows) == 0)
+        if fitted is None:
+            return np.full(len(batch), rows.rewards_H.mean() if len(rows) else self.prior)
+        model, projections = fitted
+        blocks = []
+        for feature, projection in zip(self.features, projections, strict=True):
+            matrix = feature.transform(batch.tasks)
+            if projection is not None:
+                assert isinstance(matrix, SparseRows)
+                matrix = matrix.dot_transposed(projection[0]) @ projection[1]
+            blocks.append(matrix)
+        return np.asarray(model.predict(np.hstack(blocks)), dtype=np.float64)
+
+    def observe(self, batch: Batch) -> None:
+        """Keep the rows, and refit every ``refit_every`` steps."""
+        super().observe(batch)
+        self._steps += 1
+        if self._fitted is None or self._steps % self.refit_every == 0:
+            self._refit()
+
+    def _refit(self) -> None:
+        self._fitted = self._train(self.history)
+        self._fitted_rows = len(self.history)
+
+    def own_state(self) -> dict:
+        """The rows, and how many of them the trees have seen."""
+        return {**super().own_state(), "steps": self._steps, "steps_since_fit": self._steps % self.refit_every if self._fitted else 0}
+
+    def load_own_state(self, state: dict) -> None:
+        """Restore the rows and fit the same trees again."""
+        super().load_own_state(state)
+        self._steps = int(state.get("steps", 0))
+        behind = int(state.get("steps_since_fit", 0))
+        newest = self.history.ages_H > behind
+        if newest.any():
+            at = np.flatnonzero(newest)
+            self._fitted = self._train(History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at]))
+
+
+def _principal(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
+    """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components (uncentred)."""
+    gram = matrix.dot_transposed(matrix)
+    values, vectors = np.linalg.eigh(gram)
+    n = min(n, len(values))
+    values, vectors = values[::-1][:n], vectors[:, ::-1][:, :n]
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(n)])
+    return matrix, vectors / np.sqrt(np.maximum(values, 1e-12))

@@ -1,0 +1,88 @@
+"""Any linear smoother pulled towards the leave-one-out mean, and any smoothers mixed in fixed shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rollonce.baselines.base import LinearSmoother, Tags
+from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
+from rollonce.component import register
+from rollonce.errors import InputError
+from rollonce.kernels.base import BoolArray
+from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+
+@register
+@dataclass
+class Shrunk(LinearSmoother):
+    """``(1 - amount) * smoother + amount * LOO``: safer where the features may carry nothing."""
+
+    type: ClassVar[str] = "shrunk"
+    smoother: LinearSmoother = field(default_factory=KernelBaseline)
+    amount: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount <= 1:
+            raise InputError(f"shrinkage must be in [0, 1], not {self.amount}")
+        self.window, self.decay = self.smoother.window, self.smoother.decay
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        """What is shrunk, and how far."""
+        return f"{self.smoother.label}, {self.amount:.2g} LOO"
+
+    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        """(K, B, M)."""
+        plain = LeaveOneOut(window=self.window, decay=self.decay)
+        args = (tasks, columns_KM, n_rows, visible_KBM, ages_M)
+        return (1 - self.amount) * self.smoother.weight_blocks(*args) + self.amount * plain.weight_blocks(*args)
+
+
+@register
+@dataclass
+class Blend(LinearSmoother):
+    """``sum_k a_k W_k``: linear smoothers mixed in fixed shares (a simplex); each uses its own window.
+
+    Args:
+        smoothers: The experts.
+        shares: ``a_k >= 0``, scaled to sum to 1.
+    """
+
+    type: ClassVar[str] = "blend"
+    smoothers: Sequence[LinearSmoother] = ()
+    shares: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if not self.smoothers or len(self.smoothers) != len(self.shares) or min(self.shares) < 0 or sum(self.shares) <= 0:
+            raise InputError(f"a blend of {len(self.smoothers)} smoothers needs as many shares >= 0, not all zero; got {list(self.shares)}")
+        self.window = max(s.window for s in self.smoothers)
+        super().__post_init__()
+
+    @property
+    def tags(self) -> Tags:
+        """As its parts; neutral only where all see the same rows."""
+        return Tags(windowed=self.window > 0, neutral=len({(s.window, s.decay) for s in self.smoothers}) == 1)
+
+    @property
+    def label(self) -> str:
+        """Its largest parts."""
+        top = sorted(zip(self.shares, self.smoothers, strict=True), key=lambda p: -p[0])[:2]
+        return "blend(" + " + ".join(f"{a / sum(self.shares):.2g} {s.label}" for a, s in top) + (", ..." if len(self.shares) > 2 else "") + ")"
+
+    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        """(K, B, M)."""
+        total = np.zeros(visible_KBM.shape)
+        n_columns = columns_KM.shape[1]
+        for share, smoother in zip(self.shares, self.smoothers, strict=True):
+            if share == 0:
+                continue
+            window = min(smoother.window, n_columns - n_rows)
+            keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - window, n_columns)])
+            part = smoother.weight_blocks(tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep])
+            total[:, :, keep] += share / sum(self.shares) * part
+        return total

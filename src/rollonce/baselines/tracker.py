@@ -1,0 +1,130 @@
+"""A running estimate of each task's own mean reward over its earlier rollouts, as in SPO; needs tasks to come again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rollonce.baselines.base import Baseline, Batch, History, Tags
+from rollonce.component import register
+from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray, normalise_prompt
+
+
+@register
+@dataclass
+class Tracker(Baseline):
+    """Discounted Beta tracker per task: ``b = (prior_mean * strength + sum_a d^a r_a) / (strength + sum_a d^a)``.
+
+    Args:
+        discount: ``d``, per earlier rollout of the task.
+        strength: Pseudo-rollouts at the prior mean.
+        prior_mean: Used until a task has come before; with None, the running mean of all rewards observed so far.
+
+    A task is its normalised prompt. Rows of one batch never count for each other. Source: SPO (single-stream policy optimisation), Xu and Ding 2025.
+    """
+
+    type: ClassVar[str] = "tracker"
+    source: ClassVar[str] = "SPO, Xu & Ding 2025"
+    discount: float = 0.9
+    strength: float = 1.0
+    prior_mean: float | None = None
+    sums_: dict[str, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+    total_: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.discount <= 1 or self.strength < 0:
+            raise InputError(f"a tracker needs a discount in (0, 1] and strength >= 0, not {self.discount} and {self.strength}")
+
+    @property
+    def tags(self) -> Tags:
+        """Needs repeats; sees nothing of the batch's other rewards."""
+        free = self.prior_mean is None
+        return Tags(needs_repeats=True, needs_history=True, neutral=False, shift_equivariant=free, scale_equivariant=free)
+
+    @property
+    def label(self) -> str:
+        """Its name in the literature."""
+        return f"per-task tracker (d={self.discount:g})"
+
+    def _prior(self) -> float:
+        if self.prior_mean is not None:
+            return self.prior_mean
+        weight, total = self.total_
+        return total / weight if weight > 0 else self.prior
+
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """(B,), from the rollouts observed before (or those in ``history``, oldest first)."""
+        if history is not None:
+            fresh = Tracker(self.discount, self.strength, self.prior_mean)
+            for age in np.unique(history.ages_H)[::-1]:
+                at = np.flatnonzero(history.ages_H == age)
+                fresh.observe(Batch(history.tasks.take(at), history.rewards_H[at]))
+            out = fresh.predict(batch)
+            self.used_prior_B = fresh.used_prior_B
+            return out
+        known = self.prior_mean is not None or self.total_[0] > 0
+        prior = self._prior()
+        out = np.empty(len(batch))
+        self.used_prior_B = np.zeros(len(batch), dtype=bool)
+        for i, prompt in enumerate(batch.tasks.prompts):
+            weight, total = self.sums_.get(normalise_prompt(prompt), (0.0, 0.0))
+            below = self.strength + weight
+            out[i] = (self.strength * prior + total) / below if below > 0 else prior
+            self.used_prior_B[i] = weight == 0 and not known
+        return out
+
+    def observe(self, batch: Batch) -> None:
+        """Count the batch's rewards for their tasks."""
+        for prompt, reward in zip(batch.tasks.prompts, batch.rewards_B, strict=True):
+            key = normalise_prompt(prompt)
+            weight, total = self.sums_.get(key, (0.0, 0.0))
+            self.sums_[key] = (self.discount * weight + 1, self.discount * total + float(reward))
+        self.total_ = (self.total_[0] + len(batch), self.total_[1] + float(batch.rewards_B.sum()))
+
+    def own_state(self) -> dict[str, Any]:
+        """The sums per task."""
+        return {"sums": {k: list(v) for k, v in self.sums_.items()}, "total": list(self.total_)} if self.sums_ else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore the sums."""
+        self.sums_ = {k: (float(w), float(t)) for k, (w, t) in state.get("sums", {}).items()}
+        weight, total = state.get("total", (0.0, 0.0))
+        self.total_ = (float(weight), float(total))
+
+
+@register
+@dataclass
+class Oracle(Baseline):
+    """The task's true mean reward, given beforehand by task id: the ceiling, MSE 0.
+
+    Args:
+        means: Mean reward by task id, from extra rollouts or known.
+    """
+
+    type: ClassVar[str] = "oracle"
+    means: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tags(self) -> Tags:
+        """Needs extra rollouts; follows no change of the batch."""
+        return Tags(needs_repeats=True, neutral=False, shift_equivariant=False, scale_equivariant=False)
+
+    @property
+    def label(self) -> str:
+        """Oracle."""
+        return "oracle (true mean)"
+
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """(B,).
+
+        Raises:
+            InputError: for a task whose mean is not known.
+        """
+        missing = [str(t) for t in batch.tasks.task_ids if str(t) not in self.means]
+        if missing:
+            raise InputError(f"the oracle does not know task {missing[0]!r} ({len(missing)} of {len(batch)} are missing)")
+        self.used_prior_B = np.zeros(len(batch), dtype=bool)
+        return np.array([self.means[str(t)] for t in batch.tasks.task_ids], dtype=np.float64)
