@@ -163,8 +163,8 @@ class Tasks:
         """The prompts as text, N of them."""
         if self.index_N is None:
             return list(self._root._prompts)
-        prompts: list[str] = [self._root._prompts[i] for i in self.index_N.tolist()]
-        return prompts
+        prompts: Sequence[str] = self._root._prompts
+        return [str(prompts[i]) for i in self.index_N]
 
     @property
     def task_ids(self) -> NDArray[Any]:

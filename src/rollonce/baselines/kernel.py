@@ -35,7 +35,7 @@ class KernelBaseline(LinearSmoother):
     >>> prompts = ["add two and two", "add two and five", "prove the lemma", "prove the claim"]
     >>> baseline = KernelBaseline().fit(prompts)
     >>> baseline.predict(Batch.of(prompts, [1.0, 1.0, 0.0, 0.0])).round(2).tolist()
-    [0.98, 0.98, 0.02, 0.02]
+    [1.0, 1.0, 0.01, 0.01]
     """
 
     type: ClassVar[str] = "kernel"

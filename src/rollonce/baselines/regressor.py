@@ -111,8 +111,7 @@ class BoostedTrees(Baseline):
     max_leaf_nodes: int = 8
     seed: int = 0
     _fitted: tuple | None = field(default=None, init=False, repr=False, compare=False)
-    _steps: int = field(default=0, init=False, repr=False)
-    _fitted_rows: int = field(default=0, init=False, repr=False)
+    _steps_behind: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.features = self.features or [Tfidf(), LogLength()]
@@ -179,29 +178,27 @@ class BoostedTrees(Baseline):
         return np.asarray(model.predict(np.hstack(blocks)), dtype=np.float64)
 
     def observe(self, batch: Batch) -> None:
-        """Keep the rows, and refit every ``refit_every`` steps."""
-        super().observe(batch)
-        self._steps += 1
-        if self._fitted is None or self._steps % self.refit_every == 0:
-            self._refit()
+        """Keep the rows, and refit every ``refit_every`` steps.
 
-    def _refit(self) -> None:
-        self._fitted = self._train(self.history)
-        self._fitted_rows = len(self.history)
+        Old rows are dropped at a refit only, so that the rows the trees were fitted on are still there to be saved.
+        """
+        self._history = self.history.append(batch)
+        self._steps_behind += 1
+        if self._fitted is None or self._steps_behind >= self.refit_every:
+            self._history = self.history.last(self.window)
+            self._fitted = self._train(self.history)
+            self._steps_behind = 0
 
     def own_state(self) -> dict:
-        """The rows, and how many of them the trees have seen."""
-        return {**super().own_state(), "steps": self._steps, "steps_since_fit": self._steps % self.refit_every if self._fitted else 0}
+        """The rows, and how many steps of them the trees have not seen."""
+        return {**super().own_state(), "steps_behind": self._steps_behind}
 
     def load_own_state(self, state: dict) -> None:
         """Restore the rows and fit the same trees again."""
         super().load_own_state(state)
-        self._steps = int(state.get("steps", 0))
-        behind = int(state.get("steps_since_fit", 0))
-        newest = self.history.ages_H > behind
-        if newest.any():
-            at = np.flatnonzero(newest)
-            self._fitted = self._train(History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at]))
+        self._steps_behind = int(state.get("steps_behind", 0))
+        at = np.flatnonzero(self.history.ages_H > self._steps_behind)
+        self._fitted = self._train(History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at]))
 
 
 def _principal(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:

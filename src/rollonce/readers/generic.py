@@ -100,7 +100,8 @@ class Generic(Format):
 
     def block(self, file: str, lines: Sequence[int], records: list[Any], options: Options, reject: Reject) -> Block:
         """Many rows at once where their keys are plain; row by row where one lacks a key."""
-        if not records or any(c.pattern or c.key in ("task_id", "prompt") for c in options.columns):
+        dotted = any("." in k for k in options.state.get("keys", {}).values())
+        if dotted or any(c.pattern or c.key in ("task_id", "prompt") for c in options.columns):
             return super().block(file, lines, records, options, reject)
         try:
             keys = self.keys(next(r for r in records if isinstance(r, dict)), options)
@@ -114,9 +115,7 @@ class Generic(Format):
             return super().block(file, lines, records, options, reject)
         if any({type(v) for v in values} - {str, int, float, bool} for values in columns.values()) or None in got.get("task", ()):
             return super().block(file, lines, records, options, reject)
-        maybe = {
-            w: [r.get(k) for r in records] if "." not in k else [lookup(r, k) for r in records] for w, k in keys.items() if w not in need
-        }
+        maybe = {w: _each(records, k) for w, k in keys.items() if w not in need}
         return Block(
             file,
             lines,
@@ -128,6 +127,13 @@ class Generic(Format):
             maybe.get("step"),
             columns,
         )
+
+
+def _each(records: list[Any], key: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(key), records))
+    except KeyError:
+        return [r.get(key) for r in records]
 
 
 def csv_header(line: str) -> list[str]:

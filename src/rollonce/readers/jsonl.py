@@ -19,7 +19,7 @@ import orjson
 from rollonce.errors import InputError
 from rollonce.readers.base import Reject
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 18
 
 
 def open_binary(path: Path) -> BinaryIO:
@@ -51,8 +51,8 @@ def read_chunks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
             yield chunk
 
 
-def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Blocks of whole lines with the 1-based number of their first line."""
+def line_blocks(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Blocks of whole lines with the 1-based number of their first line and how many they are."""
     rest, line = b"", 1
     first = True
     for chunk in read_chunks(path):
@@ -63,24 +63,24 @@ def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             rest += chunk
             continue
         block, rest = rest + chunk[: cut + 1], chunk[cut + 1 :]
-        yield line, block
-        line += block.count(b"\n")
+        n = block.count(b"\n")
+        yield line, n, block
+        line += n
     if rest:
-        yield line, rest
+        yield line, 1, rest
 
 
 def json_blocks(path: Path, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
     """Blocks of (line numbers, records) of a JSON Lines file; lines that are no JSON go to ``reject``."""
-    for first_line, block in line_blocks(path):
-        yield parse_block(block, first_line, str(path), reject)
+    for first_line, n, block in line_blocks(path):
+        yield parse_block(block, first_line, n, str(path), reject)
 
 
-def parse_block(block: bytes, first_line: int, file: str, reject: Reject) -> tuple[Sequence[int], list[Any]]:
-    """The records of whole lines, with their line numbers."""
+def parse_block(block: bytes, first_line: int, n: int, file: str, reject: Reject) -> tuple[Sequence[int], list[Any]]:
+    """The records of a block of ``n`` whole lines, with their line numbers."""
     body = block[:-1] if block.endswith(b"\n") else block
     try:
         records = orjson.loads(b"[" + body.replace(b"\n", b",") + b"]")
-        n = body.count(b"\n") + 1
         if len(records) == n:
             return range(first_line, first_line + n), records
     except orjson.JSONDecodeError:

@@ -13,7 +13,7 @@ from rollonce.readers.jsonl import open_binary, parse_line, read_chunks, read_do
 
 _HEAD = 1 << 16
 _FIRST_LINE = 256 << 20
-_REFUSED = "it is refused because loading one runs whatever code is in it. Write the prompts and rewards as JSON Lines instead"
+_REFUSED = "it is refused because loading one runs whatever code is in it; write the prompts and rewards as JSON Lines instead"
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
@@ -73,7 +73,7 @@ def _look(found: Probe) -> None:
     elif head.startswith(b"PK\x03\x04"):
         _look_at_zip(found)
     elif (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") or path.suffix.lower() in _PICKLES:
-        found.problem = "a pickle (.pkl, .pt); it is refused because loading one runs whatever code is in it. Write the prompts and rewards as JSON Lines instead"
+        found.problem = f"a pickle (.pkl, .pt); {_REFUSED}"
     elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
         found.problem = "UTF-16 text, not UTF-8; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
     elif head.startswith(b"\x28\xb5\x2f\xfd"):

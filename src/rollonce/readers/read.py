@@ -227,8 +227,8 @@ def _unrecognised(look: Probe) -> InputError:
 
     listed = keys_of(look.record) if look.record is not None else f"a {look.kind} file"
     return InputError(
-        f"no known format: {listed}. For rows of your own name the keys with prompt_key and reward_key (--prompt-key, --reward-key; the "
-        f"usual names are {', '.join(USUAL['prompt'][:4])} and {', '.join(USUAL['reward'][:4])}); force a known log with format= (--format)",
+        f"no known format: {listed}. For rows of your own name the keys with prompt_key and reward_key (--prompt-key, --reward-key; "
+        f"usual are {', '.join(USUAL['prompt'][:4])} and {', '.join(USUAL['reward'][:4])}); force a known log with format= (--format)",
         file=look.path,
         line=1 if look.kind == "jsonl" else None,
     )

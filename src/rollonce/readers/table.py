@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from itertools import repeat
 from operator import ne
 from typing import Any
 
@@ -77,8 +76,16 @@ class TableBuilder:
             return self._add(block)
         except (_Slow, TypeError, ValueError, OverflowError):
             pass
-        codes = [self._add(self._single(block, i)) for i in range(len(block.prompts)) if self._row_is_good(block, i)]
-        return np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)
+        codes = [np.empty(0, dtype=np.int64)]
+        for i in range(len(block.prompts)):
+            try:
+                if self._row_is_good(block, i):
+                    codes.append(self._add(self._single(block, i)))
+            except InputError:
+                raise
+            except (_Slow, TypeError, ValueError, OverflowError) as error:
+                self.reject(block.file, block.lines[i], f"this row cannot be read ({type(error).__name__}: {str(error)[:120]})")
+        return np.concatenate(codes)
 
     def _single(self, block: Block, i: int) -> Block:
         pick = lambda values: None if values is None else [values[i]]  # noqa: E731
@@ -189,17 +196,15 @@ class TableBuilder:
                 raise _Slow
             keys = block.tasks if kinds == {str} else [task_id_text(t) for t in block.tasks]
         # Task ids and prompts used as ids live in one table under keys that cannot collide.
-        get = self._code_of.get
         names = keys if not by_prompt else list(map("\x00".__add__, keys))
-        codes = list(map(get, names, repeat(-1, n)))
         lengths_R = None if block.lengths is None else _floats(block.lengths)
         steps_R, has_step = (None, None) if block.steps is None else _ints(block.steps)
         rollouts = block.rollouts
-        if rollouts is not None and set(map(type, rollouts)) - {str, int, float, type(None)}:
+        if rollouts is not None and set(map(type, rollouts)) - {str, int, float, bool, type(None)}:
             raise _Slow
         added = len(self._prompts)
-        if -1 in codes:
-            self._new_tasks(block, codes, names, by_prompt)
+        self._new_tasks(block, names, by_prompt)
+        codes = list(map(self._code_of.__getitem__, names))
         stored = self._prompts
         if not by_prompt and any(map(ne, map(stored.__getitem__, codes), prompts)):
             self._check_prompts(codes, prompts, added)
@@ -210,28 +215,22 @@ class TableBuilder:
         self._keep(block, n, codes, rewards_R, lengths_R, steps_R, has_step)
         return self._parts[-1][0]
 
-    def _new_tasks(self, block: Block, codes: list[int], names: Sequence[str], by_prompt: bool) -> None:
-        code_of, first = self._code_of, len(self._prompts)
-        try:
-            for i, code in enumerate(codes):
-                if code >= 0:
-                    continue
-                name = names[i]
-                code = code_of.get(name, -1)
-                if code < 0:
-                    prompt = block.prompts[i]
-                    if len(prompt) > self.max_prompt_chars:
-                        raise _Slow
-                    code = code_of[name] = len(self._prompts)
-                    self._prompts.append(prompt)
-                    self._ids.append(prompt_id(prompt) if by_prompt else name)
-                    self._first_seen.append((block.file, block.lines[i]))
-                    for column, values in block.columns.items():
-                        self._columns.setdefault(column, []).append(values[i])
-                codes[i] = code
-        except Exception:
-            self._forget(first)
-            raise
+    def _new_tasks(self, block: Block, names: Sequence[str], by_prompt: bool) -> None:
+        known, added = self._code_of, len(self._prompts)
+        n = len(names)
+        # Backwards, so that each name keeps the position where it comes first: one dictionary built in C, then a loop over tasks, not rows.
+        first_at = dict(zip(reversed(names), range(n - 1, -1, -1), strict=True))
+        for i, name in sorted((i, name) for name, i in first_at.items() if name not in known):
+            prompt = block.prompts[i]
+            if len(prompt) > self.max_prompt_chars:
+                self._forget(added)
+                raise _Slow
+            known[name] = len(self._prompts)
+            self._prompts.append(prompt)
+            self._ids.append(prompt_id(prompt) if by_prompt else name)
+            self._first_seen.append((block.file, block.lines[i]))
+            for column, values in block.columns.items():
+                self._columns.setdefault(column, []).append(values[i])
 
     def _check_prompts(self, codes: list[int], prompts: list[str], added: int) -> None:
         for code, prompt in zip(codes, prompts, strict=True):
@@ -262,11 +261,7 @@ class TableBuilder:
         nothing = np.full(n, np.nan)
         rollout_R = np.full(n, -1, dtype=np.int64)
         if block.rollouts is not None:
-            seen = self._rollout_code
-            rollout_R = np.array(
-                [-1 if r is None else seen.setdefault(r if type(r) is str else task_id_text(r), len(seen)) for r in block.rollouts],
-                dtype=np.int64,
-            )
+            rollout_R = self._rollout_codes(block.rollouts)
             self._any["rollouts"] |= bool((rollout_R >= 0).any())
         self._any["lengths"] |= lengths_R is not None and bool(np.isfinite(lengths_R).any())
         if has_step is None:
@@ -285,6 +280,21 @@ class TableBuilder:
             )
         )
         self.n_rows += n
+
+    def _rollout_codes(self, rollouts: list[Any]) -> NDArray[np.int64]:
+        """A number for each rollout id, the same for 1, "1" and 1.0; -1 where there is none (R,)."""
+        seen = self._rollout_code
+        codes = list(map(seen.get, rollouts))
+        if None in codes:
+            for i, code in enumerate(codes):
+                if code is None:
+                    value = rollouts[i]
+                    if value is None:
+                        codes[i] = -1
+                    else:
+                        name = task_id_text(value)
+                        codes[i] = seen[value] = seen.setdefault(name, len(seen))
+        return np.array(codes, dtype=np.int64)
 
     # The table ----------------------------------------------------------------------------------------------------------------
 
@@ -339,7 +349,7 @@ class TableBuilder:
         same &= rollout_R[order][1:] >= 0
         if not same.any():
             return everything
-        names = list(self._rollout_code)
+        names = {code: name for name, code in self._rollout_code.items()}
         first = everything.copy()  # the first row of each run of equal ones, for the message
         drop = order[1:][same]
         for previous, current in zip(order[:-1][same], drop, strict=True):
@@ -350,7 +360,7 @@ class TableBuilder:
             self.reject(
                 self._files[file_R[i]],
                 int(line_R[i]),
-                f"task {self._ids[code_R[i]]!r} already has a rollout {names[rollout_R[i]]!r}{at}, at {self._files[file_R[j]]}, "
+                f"task {self._ids[code_R[i]]!r} already has a rollout {names[int(rollout_R[i])]!r}{at}, at {self._files[file_R[j]]}, "
                 f"line {line_R[j]}; "
                 "drop the copy, or say rollout_key='' if these are different rollouts",
             )
