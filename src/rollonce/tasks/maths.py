@@ -1,0 +1,142 @@
+"""GSM8K and MATH-500, from a local directory or, when asked for, the hub.
+
+Sources: Cobbe et al., "Training Verifiers to Solve Math Word Problems" (2021), openai/gsm8k (MIT); Hendrycks et al., "Measuring
+Mathematical Problem Solving With the MATH Dataset" (2021), the 500 of Lightman et al. (2023), HuggingFaceH4/MATH-500. Neither is copied
+into this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollonce.errors import InputError, MissingExtraError
+from rollonce.rollouts import normalise_prompt
+from rollonce.tasks.base import Task, TaskSet, TaskSplits, check_disjoint
+from rollonce.tasks.grading import extract_answer, math_verify, numeric_exact
+from rollonce.tasks.jsonl import read_json_lines
+
+GSM8K_HUB = "openai/gsm8k"
+MATH500_HUB = "HuggingFaceH4/MATH-500"
+
+
+def _local(directory: str | Path, split: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    folder = Path(directory).expanduser()
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no directory {str(directory)!r}; give one that holds train.jsonl(.gz) and test.jsonl(.gz), or ask for the hub"
+        )
+    for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
+        if (folder / name).is_file():
+            for line, record in read_json_lines(folder / name):
+                yield str(folder / name), line, record
+            return
+    raise InputError(f"holds neither {split}.jsonl nor {split}.jsonl.gz", file=folder)
+
+
+def _hub(dataset: str, config: str | None, split: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise MissingExtraError(f"{dataset} from the hub", "datasets", "train") from error
+    try:
+        rows = load_dataset(dataset, config, split=split)
+    except Exception as error:  # the hub's client raises many kinds: no network, no such set, gated
+        raise InputError(f"{dataset} cannot be had from the hub ({type(error).__name__}); give a local directory instead") from error
+    for line, record in enumerate(rows, 1):
+        yield f"{dataset} ({split})", line, dict(record)
+
+
+def _field(record: dict[str, Any], names: tuple[str, ...], source: str, line: int) -> str:
+    for name in names:
+        if isinstance(record.get(name), str) and record[name].strip():
+            return record[name]
+    raise InputError(f"has no text under {' or '.join(names)}", file=source, line=line)
+
+
+def _unique(tasks: list[Task]) -> list[Task]:
+    """The first of each prompt: both benchmarks hold a few twice."""
+    seen: dict[str, Task] = {}
+    for task in tasks:
+        seen.setdefault(normalise_prompt(task.prompt), task)
+    return list(seen.values())
+
+
+def _gsm8k(rows: Iterator[tuple[str, int, dict[str, Any]]], split: str) -> list[Task]:
+    tasks = []
+    for source, line, record in rows:
+        answer = _field(record, ("answer",), source, line)
+        if "####" not in answer:
+            raise InputError("the answer has no '####' before its final number, as GSM8K's have", file=source, line=line)
+        reference = extract_answer(answer).replace(",", "")
+        # The worked answer's lines are its steps: known before the rollout, and the level that GSM8K offers.
+        steps = answer.count("\n")
+        question = _field(record, ("question", "problem"), source, line)
+        tasks.append(Task(f"gsm8k/{split}/{line}", question, reference, numeric_exact, {"family": "gsm8k", "level": str(steps)}))
+    return _unique(tasks)
+
+
+def _math500(rows: Iterator[tuple[str, int, dict[str, Any]]]) -> list[Task]:
+    tasks = []
+    for source, line, record in rows:
+        problem, reference = _field(record, ("problem", "question"), source, line), _field(record, ("answer",), source, line)
+        columns = {"family": str(record.get("subject", "math")), "level": str(record.get("level", ""))}
+        tasks.append(Task(f"math500/{record.get('unique_id', line)}", problem, reference, math_verify, columns))
+    return _unique(tasks)
+
+
+def _apart(pool: list[Task], n: int, seed: int) -> tuple[list[Task], list[Task]]:
+    """``n`` of them drawn by the seed, and the rest in their order."""
+    if n > len(pool):
+        raise InputError(f"{n} calibration tasks asked for, but there are only {len(pool)}")
+    chosen = set(np.random.default_rng(seed).permutation(len(pool))[:n].tolist())
+    return [t for i, t in enumerate(pool) if i in chosen], [t for i, t in enumerate(pool) if i not in chosen]
+
+
+def gsm8k_tasks(directory: str | Path | None, *, calibration: int = 512, seed: int = 0) -> TaskSplits:
+    """GSM8K: the published test set whole, and ``calibration`` tasks set apart from the published training set.
+
+    Graded by exact comparison of the final number (`numeric_exact`).
+
+    Args:
+        directory: Holds ``train.jsonl(.gz)`` and ``test.jsonl(.gz)`` with ``question`` and ``answer``; None asks the hub.
+        calibration: Tasks set apart from training.
+        seed: Which.
+
+    Raises:
+        InputError: no such files or lines that are not GSM8K's.
+    """
+    rows = (lambda s: _hub(GSM8K_HUB, "main", s)) if directory is None else (lambda s: _local(directory, s))
+    test = _gsm8k(rows("test"), "test")
+    held = {normalise_prompt(t.prompt) for t in test}
+    pool = [t for t in _gsm8k(rows("train"), "train") if normalise_prompt(t.prompt) not in held]
+    apart, train = _apart(pool, calibration, seed)
+    return check_disjoint(TaskSplits(TaskSet(train, "gsm8k/train"), TaskSet(apart, "gsm8k/calibration"), TaskSet(test, "gsm8k/test")))
+
+
+def math500_tasks(directory: str | Path | None, *, calibration: int = 0, seed: int = 0) -> TaskSplits:
+    """MATH-500 as a test set, graded with math-verify. Training tasks come from a ``train.jsonl`` beside it, where there is one.
+
+    Args:
+        directory: Holds ``test.jsonl(.gz)`` with ``problem``, ``answer``, and where known ``subject``, ``level``; perhaps
+            ``train.jsonl(.gz)``; None asks the hub, which has the 500 test problems only.
+        calibration: Tasks set apart from training.
+        seed: Which.
+
+    Raises:
+        InputError: no such files, or calibration tasks asked for without training tasks.
+    """
+    test = _math500(_hub(MATH500_HUB, None, "test") if directory is None else _local(directory, "test"))
+    pool: list[Task] = []
+    if directory is not None and any((Path(directory).expanduser() / f"train.jsonl{end}").is_file() for end in ("", ".gz")):
+        held = {normalise_prompt(t.prompt) for t in test}
+        train_rows = _math500(_local(directory, "train"))
+        # A training file numbers its lines like the test file does: keep the ids apart.
+        pool = [
+            Task(f"train/{t.id}", t.prompt, t.reference, t.grader, t.columns) for t in train_rows if normalise_prompt(t.prompt) not in held
+        ]
+    apart, train = _apart(pool, calibration, seed)
+    return check_disjoint(TaskSplits(TaskSet(train, "math500/train"), TaskSet(apart, "math500/calibration"), TaskSet(test, "math500/test")))
