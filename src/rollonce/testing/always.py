@@ -1,0 +1,233 @@
+"""What every baseline must do, whatever it promises: clean output, no side effects, the order of rows of no matter, bad prompts, files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from rollonce.baselines.base import Baseline, Batch
+from rollonce.errors import InputError
+from rollonce.kernels.base import BoolArray
+from rollonce.rollouts import FloatArray
+from rollonce.testing.callables import CallableBaseline
+from rollonce.testing.samples import ODD_PROMPTS, permuted, with_rewards
+from rollonce.testing.subject import Failed, Subject, differs
+
+
+def output(s: Subject) -> str:
+    """b is float64 (B,), finite, and used_prior_B says which rows had nothing to go by."""
+    for state, baseline in s.states():
+        for kind in (0, 1):
+            batch = s.samples.batch(kind)
+            _finite(baseline, batch, f"an ordinary batch {state}")
+    return "it gives one finite float64 number a rollout"
+
+
+def no_side_effects(s: Subject) -> str:
+    """predict changes neither the batch, nor the baseline, nor its own next answer."""
+    for state, baseline in s.states():
+        batch = s.samples.batch()
+        rewards, before = batch.rewards_B.copy(), json.dumps(baseline.state_dict(), default=str)
+        first = baseline.predict(batch)
+        if not np.array_equal(rewards, batch.rewards_B) or (isinstance(baseline, CallableBaseline) and baseline.wrote_input):
+            raise Failed(f"predict wrote into the rewards that it was given ({state}); work on a copy")
+        if json.dumps(baseline.state_dict(), default=str) != before:
+            raise Failed(f"predict changed the baseline's state ({state}); only fit and observe may")
+        kept = first.copy()
+        baseline.predict(s.samples.batch(1))
+        again = baseline.predict(batch)
+        if not np.array_equal(kept, first):
+            raise Failed(f"a later predict overwrote the array that an earlier one had returned ({state})")
+        if (i := differs(kept, again)) is not None:
+            raise Failed(
+                f"the same batch gave b_{i} = {kept[i]:.6g} and then {again[i]:.6g} ({state}): "
+                "predict keeps something between calls, or draws random numbers"
+            )
+    return "predict changes nothing and gives the same answer when asked again"
+
+
+def repeatable(s: Subject) -> str:
+    """Two copies given the same stream give the same bits."""
+    past = s.past if s.remembers else []
+    one, two = s.live_through(past), s.live_through(past)
+    batch = s.samples.batch()
+    a, b = one.predict(batch), two.predict(batch)
+    if not np.array_equal(a, b):
+        i = int(np.flatnonzero(a != b)[0])
+        raise Failed(f"two copies with the same settings, seed and stream differ: b_{i} is {a[i]!r} and {b[i]!r}")
+    return "the same settings, seed and stream give the same bits"
+
+
+def order(s: Subject) -> str:
+    """Permuting the batch permutes b."""
+    for state, baseline in s.states():
+        for kind in (0, 1):
+            batch = s.samples.batch(kind)
+            straight = baseline.predict(batch)
+            n = len(batch)
+            for perm in (np.arange(n)[::-1], np.roll(np.arange(n), 1), s.samples.rng.permutation(n)):
+                moved = baseline.predict(permuted(batch, perm))
+                if (i := differs(straight[perm], moved)) is not None:
+                    raise Failed(
+                        f"b depends on the order of the batch: rollout {perm[i]} had b = {straight[perm][i]:.6g}, and {moved[i]:.6g} "
+                        f"once it was moved to place {i} ({state})"
+                    )
+    return "permuting the batch permutes b"
+
+
+def batch_of_one(s: Subject) -> str:
+    """Alone and without history there is only the prior, flagged; never the own reward."""
+    tags = s.template.tags
+    one = s.samples.with_prompts(s.samples.prompts[:1]) if not tags.needs_groups else None
+    if one is None:
+        full = s.samples.batch()
+        alone = permuted(full, np.array([0]))
+        try:
+            b = s.fresh().predict(alone)
+        except InputError:
+            return "a single rollout of a task is refused, since it needs groups"
+        raise Failed(f"it needs groups, but gave b = {b[0]:.6g} for a single rollout of a task instead of refusing it")
+    answers, flags = [], []
+    for r in (0.0, 1.0, 0.37):
+        baseline = s.fresh()
+        answers.append(float(_finite(baseline, with_rewards(one, np.array([r])), "a batch of one without history")[0]))
+        flags.append(bool(_flags(baseline, 1)[0]))
+    if answers[0] != answers[1] or answers[0] != answers[2]:
+        raise Failed(
+            f"a batch of one without history gave b = {answers[0]:.6g}, {answers[1]:.6g} and {answers[2]:.6g} for rewards 0, 1 and 0.37: "
+            "there is nothing but the own reward to take that from"
+        )
+    if s.is_callable:
+        return f"a batch of one gives {answers[0]:.6g} whatever its reward"
+    if flags[0] and answers[0] != s.template.prior:
+        raise Failed(
+            f"a batch of one without history flagged its prior but gave {answers[0]:.6g}; the declared prior is {s.template.prior:g}"
+        )
+    if not flags[0] and (tags.shift_equivariant or s.is_linear):
+        raise Failed("a batch of one without history had nothing to go by, but used_prior_B does not say so")
+    return f"a batch of one without history gives {'the prior ' if flags[0] else ''}{answers[0]:g} whatever its reward"
+
+
+def empty_batch(s: Subject) -> str:
+    """No rollouts, no numbers."""
+    empty = permuted(s.samples.batch(), np.zeros(0, np.int64))
+    for state, baseline in s.states():
+        b = np.asarray(baseline.predict(empty))
+        if b.shape != (0,):
+            raise Failed(f"an empty batch gave an array of shape {b.shape} {state}; (0,) was expected")
+    return "an empty batch gives no numbers and no error"
+
+
+def equal_rewards(s: Subject) -> str:
+    """All rewards equal: finite, and that value where b moves and scales with the rewards."""
+    tags = s.template.tags
+    for c in (0.0, 1.0, 0.3):
+        baseline = s.fresh()
+        if s.remembers:
+            baseline = s.live_through([with_rewards(b, np.full(len(b), c)) for b in s.past])
+        batch = s.samples.batch()
+        batch = with_rewards(batch, np.full(len(batch), c))
+        b = _finite(baseline, batch, f"a batch whose rewards are all {c:g}")
+        a = np.asarray(baseline.advantages(batch))
+        if not np.isfinite(a).all():
+            raise Failed(f"a batch whose rewards are all {c:g} gave an advantage of {a[~np.isfinite(a)][0]}")
+        expected = np.where(_flags(baseline, len(b)), b, c)
+        if tags.shift_equivariant and tags.scale_equivariant and (i := differs(b, expected)) is not None:
+            raise Failed(f"all rewards were {c:g}, but b_{i} = {b[i]:.6g}")
+    return "equal rewards give finite numbers" + (", namely that reward" if tags.shift_equivariant and tags.scale_equivariant else "")
+
+
+def odd_prompts(s: Subject) -> str:
+    """Empty, very long, unknown and non-ASCII prompts are finite, together and as the whole batch."""
+    for state, baseline in s.states():
+        _finite(baseline, s.samples.with_prompts([*ODD_PROMPTS, *s.samples.prompts[:4]]), f"empty, very long and non-ASCII prompts {state}")
+    _finite(s.fresh(), s.samples.with_prompts([""] * 5), "a batch of empty prompts")
+    _finite(s.fresh(), s.samples.with_prompts(["zzyzx", "qwxrtl", "vbnmgh", "kjhgfd"]), "prompts that share no known word")
+    if s.remembers:
+        baseline = s.live_through([s.samples.with_prompts(ODD_PROMPTS)])
+        _finite(baseline, s.samples.batch(), "a history of empty, very long and non-ASCII prompts")
+    return "empty, very long, unknown and non-ASCII prompts give finite numbers"
+
+
+def saves(s: Subject) -> str:
+    """A file, and a state put into a new object, give the same bits, now and some steps later."""
+    for state, baseline in s.states():
+        if s.remembers and state != "without history":
+            baseline.observe(s.samples.with_prompts(ODD_PROMPTS[:8]))
+        future = [s.samples.batch(kind) for kind in (0, 1, 0, 1, 1)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "baseline.json"
+            baseline.save(path)
+            text = path.read_text(encoding="utf-8")
+            if not isinstance(json.loads(text), dict):
+                raise Failed("save wrote something else than one JSON object")
+            from_file = Baseline.load(path)
+            from_file.save(path)
+            if path.read_text(encoding="utf-8") != text:
+                raise Failed(f"saving what was loaded gives another file ({state})")
+        from_state = type(baseline)(**_settings(baseline))
+        from_state.load_state_dict(json.loads(json.dumps(baseline.state_dict())))
+        for step, batch in enumerate(future):
+            want = baseline.predict(batch)
+            for how, other in (("loaded from its file", from_file), ("rebuilt from its state_dict", from_state)):
+                got = other.predict(batch)
+                if not np.array_equal(want, got):
+                    i = int(np.flatnonzero(want != got)[0])
+                    raise Failed(f"{how} {state}, {step} steps later, b_{i} is {got[i]!r} instead of {want[i]!r}")
+                other.observe(batch)
+            baseline.observe(batch)
+    return "its file and its state_dict give the same bits, at once and some steps later"
+
+
+def response_length(s: Subject) -> str:
+    """The lengths of responses move nothing, the own one above all."""
+    for state, baseline in s.states():
+        for kind in (0, 1):
+            batch = s.samples.batch(kind)
+            straight = baseline.predict(batch)
+            assert batch.response_lengths_B is not None
+            for i in range(len(batch)):
+                for length in (1.0, 5000.0):
+                    lengths = batch.response_lengths_B.copy()
+                    old, lengths[i] = lengths[i], length
+                    moved = baseline.predict(Batch(batch.tasks, batch.rewards_B, lengths))
+                    if (j := differs(straight, moved)) is not None:
+                        whose = "its own baseline" if j == i else f"the baseline of rollout {j}"
+                        raise Failed(
+                            f"the response length leaks: rollout {i}'s, changed from {old:.0f} to {length:.0f}, moved {whose} from "
+                            f"{straight[j]:.6g} to {moved[j]:.6g} ({state})"
+                        )
+    return "no response's length moves any b"
+
+
+def _settings(baseline: Baseline) -> dict:
+    """Its settings with fresh copies of nested components, as `from_config` would build them."""
+    return {f.name: copy.deepcopy(getattr(baseline, f.name)) for f in dataclasses.fields(baseline) if f.init}  # type: ignore[arg-type]
+
+
+def _flags(baseline: Baseline, n: int) -> BoolArray:
+    if baseline.used_prior_B is None:
+        raise Failed("predict did not set used_prior_B, which says which rows had nothing to go by but the prior")
+    flags = np.asarray(baseline.used_prior_B)
+    if flags.shape != (n,) or flags.dtype != bool:
+        raise Failed(f"used_prior_B has shape {flags.shape} and type {flags.dtype} for a batch of {n}; booleans ({n},) were expected")
+    return flags
+
+
+def _finite(baseline: Baseline, batch: Batch, what: str) -> FloatArray:
+    b = baseline.predict(batch)
+    if not isinstance(b, np.ndarray) or b.dtype != np.float64 or b.shape != (len(batch),):
+        found = f"{b.dtype} {b.shape}" if isinstance(b, np.ndarray) else type(b).__name__
+        raise Failed(f"predict gave {found} for {what}; a float64 array of shape ({len(batch)},) was expected")
+    _flags(baseline, len(batch))
+    if not np.isfinite(b).all():
+        i = int(np.flatnonzero(~np.isfinite(b))[0])
+        prompt = batch.tasks.prompts[i]
+        shown = ascii(prompt[:40]) + ("..." if len(prompt) > 40 else "")
+        raise Failed(f"b_{i} is {b[i]} for {what} (its prompt is {shown}, reward {batch.rewards_B[i]:g})")
+    return b

@@ -1,0 +1,254 @@
+"""What a baseline promises by its tags, held to it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rollonce.baselines.base import Batch, History, LinearSmoother
+from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray
+from rollonce.testing.samples import permuted, with_rewards
+from rollonce.testing.subject import Failed, Subject, differs
+
+
+def leave_one_out(s: Subject) -> str:
+    """Changing r_i never changes b_i, directly or through anything fitted on the batch."""
+    bounded = s.template.tags.bounded_rewards
+    for state, baseline in s.states():
+        for kind in (0, 1, 0, 1):
+            batch = s.samples.batch(kind)
+            straight = baseline.predict(batch)
+            for i in range(len(batch)):
+                old = batch.rewards_B[i]
+                others = np.delete(batch.rewards_B, i)
+                changes = [1.0 - old, others.max(), others.min()] if bounded else [1.0 - old, others.max(), 40.0, -7.5]
+                for new in changes:
+                    if new == old:
+                        continue
+                    rewards = batch.rewards_B.copy()
+                    rewards[i] = new
+                    moved = baseline.predict(with_rewards(batch, rewards))
+                    if differs(straight[i : i + 1], moved[i : i + 1], rewards) is not None:
+                        raise Failed(
+                            f"the own reward leaks: changing rollout {i}'s from {old:.4g} to {new:.4g} moved its own baseline from "
+                            f"{straight[i]:.6g} to {moved[i]:.6g} ({state})"
+                        )
+            scaled = baseline.advantages(batch)
+            if (i := differs(scaled, batch.rewards_B - straight)) is not None:
+                raise Failed(
+                    f"advantages() gives {scaled[i]:.6g} for rollout {i}, where r - b is {batch.rewards_B[i] - straight[i]:.6g}: "
+                    "whatever it multiplies by is of this batch; declare self_inclusive if that holds the own reward"
+                )
+    return "no rollout's reward moves its own b"
+
+
+def declared(s: Subject) -> str:
+    """It is leave-one-out, or says that it is not."""
+    t = s.template.tags
+    if not t.leave_one_out and not t.self_inclusive:
+        raise Failed(
+            "it promises neither leave_one_out nor self_inclusive: a baseline that sees its own reward must say so and name its twin"
+        )
+    if t.leave_one_out and t.self_inclusive:
+        raise Failed("it promises both leave_one_out and self_inclusive; they exclude each other")
+    return "it says whether it is leave-one-out or self-inclusive"
+
+
+def shift_equivariant(s: Subject) -> str:
+    """Adding c to all rewards adds c to b."""
+    shifts = (0.25,) if s.template.tags.bounded_rewards else (0.25, -3.0)
+    return _equivariant(s, [(lambda r, c=c: r + c, f"adding {c:g} to all rewards adds it to b") for c in shifts])
+
+
+def scale_equivariant(s: Subject) -> str:
+    """Multiplying all rewards by c > 0 multiplies b by c."""
+    scales = (0.5,) if s.template.tags.bounded_rewards else (0.5, 8.0)
+    return _equivariant(s, [(lambda r, c=c: r * c, f"multiplying all rewards by {c:g} does so with b") for c in scales])
+
+
+def _equivariant(s: Subject, maps: list) -> str:
+    half = lambda b: with_rewards(b, b.rewards_B / 2)  # noqa: E731  (room for a shift within [0, 1])
+    past = [half(b) for b in s.past] if s.remembers else []
+    for map_, claim in maps:
+        for steps in (past, []) if past else ([],):
+            plain = s.live_through(steps)
+            moved = s.live_through([with_rewards(b, map_(b.rewards_B)) for b in steps])
+            for kind in (0, 1):
+                batch = half(s.samples.batch(kind))
+                want = map_(plain.predict(batch))
+                prior = plain.used_prior_B if plain.used_prior_B is not None else np.zeros(len(batch), bool)
+                got = moved.predict(with_rewards(batch, map_(batch.rewards_B)))
+                if (i := differs(np.where(prior, 0.0, want), np.where(prior, 0.0, got))) is not None:
+                    raise Failed(
+                        f"it promises that {claim}, but b_{i} became {got[i]:.6g} instead of {want[i]:.6g} after {len(steps)} steps"
+                    )
+    return maps[0][1]
+
+
+def neutral(s: Subject) -> str:
+    """Identical prompts give the leave-one-out mean of whatever rows were visible."""
+    # A self-inclusive baseline differs from its twin by the own share; the twin's own tags hold it to this.
+    baseline = s.fresh()
+    batch = s.samples.identical()
+    visible = batch.rewards_B
+    _is_mean(baseline.predict(batch), visible, len(batch), "")
+    if s.remembers and baseline.keep_rows and getattr(baseline, "decay", 1.0) == 1.0:
+        past = [_again(batch, s.samples.rewards(len(batch), k)) for k in range(3)]
+        baseline = s.live_through(past)
+        window = np.concatenate([b.rewards_B for b in past])[-baseline.keep_rows :]
+        _is_mean(baseline.predict(batch), np.concatenate([visible, window]), len(batch), f" and a window of {len(window)}")
+    return "identical prompts give the leave-one-out mean of what was visible"
+
+
+def _again(batch: Batch, rewards: FloatArray) -> Batch:
+    return with_rewards(permuted(batch, np.arange(len(batch))), rewards)
+
+
+def _is_mean(b: FloatArray, visible: FloatArray, n: int, what: str) -> None:
+    want = (visible.sum() - visible[:n]) / (len(visible) - 1)
+    if (i := differs(b, want)) is not None:
+        raise Failed(f"{n} identical prompts{what} should give the leave-one-out mean {want[i]:.6g}, but b_{i} = {b[i]:.6g}")
+
+
+def needs_groups(s: Subject) -> str:
+    """A group of one is refused with a clear error, not given zeros."""
+    batch = s.samples.batch()
+    alone = permuted(batch, np.unique(np.asarray(batch.tasks.task_ids, dtype=str), return_index=True)[1])
+    try:
+        b = s.fresh().predict(alone)
+    except InputError:
+        return "one rollout a task is refused with an error"
+    raise Failed(
+        f"it needs groups, but one rollout a task gave b_0 = {b[0]:.6g} instead of an InputError: its advantages would silently be zero"
+    )
+
+
+def needs_repeats(s: Subject) -> str:
+    """What it learned of a task in earlier steps shows when the task comes again (an oracle learned it beforehand)."""
+    if hasattr(s.template, "means"):
+        return "it knows the means of tasks beforehand"
+    batch = s.samples.batch()
+    low, high = (s.live_through([with_rewards(batch, np.full(len(batch), r))] * 3).predict(batch) for r in (0.0, 1.0))
+    if not (high > low).all():
+        i = int(np.flatnonzero(~(high > low))[0])
+        raise Failed(f"it needs repeats, but task {i} seen three times with reward 1 has b = {high[i]:.6g}, and with reward 0 {low[i]:.6g}")
+    return "a task's earlier rewards move its baseline"
+
+
+def bounded_rewards(s: Subject) -> str:
+    """Rewards outside [0, 1] are refused, and b stays inside."""
+    batch = s.samples.batch(1)
+    for bad in (-0.5, 1.5):
+        rewards = batch.rewards_B.copy()
+        rewards[0] = bad
+        baseline = s.fresh()
+        try:
+            baseline.predict(with_rewards(batch, rewards))
+            baseline.observe(with_rewards(batch, rewards))
+        except InputError:
+            continue
+        raise Failed(f"it promises bounded_rewards but took a reward of {bad:g} without an InputError")
+    for state, baseline in s.states():
+        b = baseline.predict(s.samples.batch())
+        if b.min() < 0 or b.max() > 1:
+            raise Failed(f"it promises bounded_rewards but gave b = {b.max() if b.max() > 1 else b.min():.6g} {state}")
+    return "rewards outside [0, 1] are refused and b stays inside"
+
+
+def self_inclusive(s: Subject) -> str:
+    """Its advantage is its leave-one-out twin's times a factor that is the same for the whole batch (or group)."""
+    baseline, twin = s.fresh(), s.fresh().twin()
+    if twin.tags.self_inclusive or not twin.tags.leave_one_out:
+        raise Failed("it is self-inclusive but names no leave-one-out twin; override twin()")
+    twin.fit(s.samples.all_tasks())
+    factors: list[float] = []
+    rescales = False
+    for kind in (0, 1, 0, 1):
+        batch = s.samples.batch(kind)
+        a, a_twin = baseline.advantages(batch), twin.advantages(batch)
+        rescales = rescales or differs(a, batch.rewards_B - baseline.predict(batch)) is not None
+        groups = [str(t) for t in batch.tasks.task_ids] if s.template.tags.needs_groups else ["batch"] * len(batch)
+        for group in sorted(set(groups)):
+            at = np.flatnonzero((np.asarray(groups) == group) & (np.abs(a_twin) > 1e-9))
+            if not len(at):
+                continue
+            f = a[at] / a_twin[at]
+            if (i := differs(f, np.full(len(f), f[0]))) is not None:
+                raise Failed(
+                    f"its advantage should be its twin's ({twin.label}) times one factor, but rollout {at[0]} has {f[0]:.6g} and "
+                    f"rollout {at[i]} {f[i]:.6g}: the direction of the gradient changes with the own reward"
+                )
+            factors.append(float(f[0]))
+    constant = not factors or differs(np.asarray(factors), np.full(len(factors), factors[0])) is None
+    if not constant and not rescales:
+        raise Failed(
+            f"it does not rescale, but on batches of one size its factor to its twin ({twin.label}) went from "
+            f"{min(factors):.6g} to {max(factors):.6g}"
+        )
+    if constant and factors:
+        return f"its advantage is {factors[0]:.6g} times that of its leave-one-out twin ({twin.label})"
+    return (
+        f"its advantage is that of its twin ({twin.label}) times a factor of the batch ({min(factors):.4g} to {max(factors):.4g} here), "
+        "which depends on the own reward: slightly biased by definition"
+    )
+
+
+def weights(s: Subject) -> str:
+    """Rows sum to 1, the own weight is 0, W r is predict, and W does not depend on the rewards."""
+    for state, baseline in s.states():
+        assert isinstance(baseline, LinearSmoother)
+        batch = s.samples.batch()
+        w, b = baseline.weights(batch), baseline.predict(batch)
+        past = baseline.history.last(baseline.window).rewards_H
+        n = len(batch)
+        if w.shape != (n, n + len(past)):
+            raise Failed(f"weights have shape {w.shape} {state}; ({n}, {n + len(past)}) was expected: batch, then window")
+        if (own := np.abs(np.diagonal(w)).max()) != 0:
+            raise Failed(f"the largest own weight is {own:.3g} {state}; it must be exactly 0")
+        seen = ~np.asarray(baseline.used_prior_B)
+        if (i := differs(w.sum(axis=1)[seen], np.ones(int(seen.sum())))) is not None:
+            raise Failed(f"a row of weights sums to {w.sum(axis=1)[seen][i]:.9g} {state}")
+        if (i := differs((w @ np.concatenate([batch.rewards_B, past]))[seen], b[seen])) is not None:
+            raise Failed(f"weights @ rewards is not what predict gives in row {i} {state}")
+        other = baseline.weights(with_rewards(batch, s.samples.rewards(n, 1)))
+        if not np.array_equal(w, other):
+            raise Failed(f"the weights changed with the batch's rewards {state}: something is fitted on the batch itself")
+    return "weights sum to 1, leave the own rollout out and give predict"
+
+
+def history(s: Subject) -> str:
+    """Earlier steps count only where the tags say so; rows given as an argument count as observed ones do, and are left alone."""
+    if not s.remembers:
+        baseline = s.fresh()
+        batch = s.samples.batch()
+        before = baseline.predict(batch)
+        baseline.observe(s.samples.batch(1))
+        if (i := differs(before, baseline.predict(batch))) is not None:
+            raise Failed(
+                f"observing a batch moved b_{i}, but no tag says that earlier steps count (windowed, needs_history, needs_repeats)"
+            )
+        return "earlier steps do not count"
+    t = s.template.tags
+    if not (t.windowed or t.needs_history or t.needs_repeats):
+        raise Failed(f"it keeps {s.template.keep_rows} rows of history, but no tag says so (windowed)")
+    given = History.empty()
+    for past in s.past:
+        given = given.append(past)
+    rewards, prompts = given.rewards_H.copy(), given.tasks.prompts
+    batch = s.samples.batch()
+    lived = s.lived()
+    state = lived.state_dict()
+    for baseline in (s.fresh(), lived):
+        got = baseline.predict(batch, given)
+        if not np.isfinite(got).all():
+            raise Failed("history given as an argument gave a b that is not finite")
+    if not np.array_equal(rewards, given.rewards_H) or prompts != given.tasks.prompts:
+        raise Failed("predict changed the history that it was given")
+    if lived.state_dict() != state:
+        raise Failed("predict with history given as an argument changed the baseline's own")
+    if s.is_linear and (i := differs(s.fresh().predict(batch, given), s.lived().predict(batch))) is not None:
+        raise Failed(f"the same rows count differently when given as an argument than when observed (row {i})")
+    none = s.lived().predict(batch, History.empty())
+    if (i := differs(none, s.fresh().predict(batch))) is not None:
+        raise Failed(f"an empty history given as an argument is not the same as having observed nothing (row {i})")
+    return "observed rows and rows given as an argument count alike"

@@ -1,0 +1,148 @@
+"""The baseline under audit: fresh copies of it, copies that have lived through some steps, and how close two answers must be."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollonce.baselines.base import Baseline, Batch, LinearSmoother, copy_without_history
+from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray
+from rollonce.testing.callables import CallableBaseline
+from rollonce.testing.samples import Samples
+
+TOLERANCE = 1e-9  # of the largest number involved: rounding passes, the smallest real leak does not
+STEPS = 7  # of history; 70 rows or more, so that critics with a smallest number of rows do learn
+
+
+class Failed(AssertionError):
+    """A check's verdict, as a sentence."""
+
+
+@dataclass
+class Subject:
+    """What is being audited.
+
+    Attributes:
+        template: A fitted copy without history.
+        samples: Where its batches come from.
+    """
+
+    template: Baseline
+    samples: Samples
+    _lived: Baseline | None = field(default=None, init=False)
+    _past: list[Batch] = field(default_factory=list, init=False)
+
+    @property
+    def is_callable(self) -> bool:
+        """A plain function, of which less is asked."""
+        return isinstance(self.template, CallableBaseline)
+
+    @property
+    def is_linear(self) -> bool:
+        """It gives weights."""
+        return isinstance(self.template, LinearSmoother)
+
+    @property
+    def remembers(self) -> bool:
+        """Earlier steps count, by its tags or by what it keeps."""
+        t = self.template.tags
+        return not self.is_callable and (t.windowed or t.needs_history or t.needs_repeats or self.template.keep_rows > 0)
+
+    def fresh(self) -> Baseline:
+        """A copy of its own, fitted and without history."""
+        return copy.deepcopy(self.template)
+
+    @property
+    def past(self) -> list[Batch]:
+        """The batches that `lived` has observed."""
+        if not self._past:
+            self._past = [self.samples.batch(kind) for kind in range(STEPS)]
+        return self._past
+
+    def live_through(self, past: list[Batch]) -> Baseline:
+        """A fresh copy that has predicted and observed these batches."""
+        baseline = self.fresh()
+        for batch in past:
+            baseline.predict(batch)
+            baseline.observe(batch)
+        return baseline
+
+    def lived(self) -> Baseline:
+        """A copy of its own that has observed `past`."""
+        if self._lived is None:
+            self._lived = self.live_through(self.past)
+        return copy.deepcopy(self._lived)
+
+    def states(self) -> Iterator[tuple[str, Baseline]]:
+        """The states it is audited in: with no history and, where earlier steps count, with some."""
+        yield "without history", self.fresh()
+        if self.remembers:
+            yield f"after {STEPS} steps", self.lived()
+
+
+def prepare(baseline: Any, prompts: Any, columns: Any, seed: int) -> Subject:
+    """The subject from a baseline, a class or function that makes one, or a plain function.
+
+    Raises:
+        InputError: if it is none of these.
+    """
+    made, is_new = _instance(baseline)
+    samples = Samples.for_baseline(made, prompts, columns, seed)
+    template = copy.deepcopy(made)
+    if not isinstance(made, CallableBaseline):
+        try:
+            template = copy_without_history(made)
+        except InputError:  # a class that is not registered; `saves` will say so
+            template._history = None
+        if is_new or _unfitted(template, samples):
+            template.fit(samples.all_tasks())
+    return Subject(template, samples)
+
+
+def _instance(baseline: Any) -> tuple[Baseline, bool]:
+    if isinstance(baseline, Baseline):
+        return baseline, False
+    if isinstance(baseline, type) and issubclass(baseline, Baseline):
+        return baseline(), True
+    if not callable(baseline):
+        raise InputError(f"a baseline, a class of baselines or a function is needed, not {type(baseline).__name__}")
+    if _takes_nothing(baseline):
+        made = baseline()
+        if not isinstance(made, Baseline):
+            raise InputError(f"{baseline!r} takes no arguments, so it should make a baseline; it gave {type(made).__name__}")
+        return made, True
+    return CallableBaseline(baseline), False
+
+
+def _takes_nothing(fn: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) and not any(
+        p.name in ("batch", "prompts", "rewards") for p in parameters
+    )
+
+
+def _unfitted(baseline: Baseline, samples: Samples) -> bool:
+    if not baseline.state_dict():
+        return True
+    try:
+        copy.deepcopy(baseline).predict(samples.batch())
+    except InputError:
+        return True
+    return False
+
+
+def differs(a: FloatArray, b: FloatArray, *sizes: Any) -> int | None:
+    """The first place where a and b differ by more than rounding of the numbers in ``sizes`` (and their own), or None."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    largest = max([1.0] + [float(np.abs(np.asarray(s, np.float64)).max(initial=0.0)) for s in (a, b, *sizes)])
+    bad = ~(np.abs(a - b) <= TOLERANCE * largest)
+    return int(np.flatnonzero(bad.ravel())[0]) if bad.any() else None
