@@ -4,7 +4,8 @@
 >>> table = read_rollouts("logs/*.jsonl", columns=["level"])  # doctest: +SKIP
 """
 
+from rollonce.readers.follow import Rows, follow
 from rollonce.readers.read import read_rollouts
 from rollonce.readers.registry import FORMATS
 
-__all__ = ["FORMATS", "read_rollouts"]
+__all__ = ["FORMATS", "Rows", "follow", "read_rollouts"]

@@ -136,6 +136,14 @@ class Format:
     def start(self, path: Path, options: Options) -> None:
         """Called before the rows of each file: what a format needs to know of the file as a whole goes into ``options.state``."""
 
+    def same_rollout(self, record: Any) -> str | None:
+        """For logs that write one rollout as several rows in a row: what its rows have in common. None: each row stands for itself."""
+        return None
+
+    def merge(self, first: Any, last: Any) -> Any:
+        """One record out of a rollout's first and last row."""
+        return last
+
     def rows(self, record: Any, options: Options) -> Iterable[Row]:
         """The rollouts of one record (none, if it is no rollout, or filtered out).
 
@@ -164,6 +172,42 @@ class Format:
             except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
                 reject(file, line, f"not a row of the format {self.name!r} ({type(error).__name__}: {str(error)[:120]}); {keys_of(record)}")
         return out
+
+
+class Merger:
+    """Makes one record of the rows that are one rollout; it holds the last one back, as the next block may go on with it."""
+
+    def __init__(self, reader: Format) -> None:
+        self._reader = reader
+        self._held: tuple[int, Any, str] | None = None
+        self._needed = type(reader).same_rollout is not Format.same_rollout
+
+    def push(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any]]:
+        """A block in, the records that are whole out."""
+        if not self._needed:
+            return lines, records
+        out_lines: list[int] = []
+        out: list[Any] = []
+        for line, record in zip(lines, records, strict=True):
+            key = self._reader.same_rollout(record)
+            if self._held is not None:
+                if key == self._held[2]:
+                    self._held = (self._held[0], self._reader.merge(self._held[1], record), self._held[2])
+                    continue
+                out_lines.append(self._held[0])
+                out.append(self._held[1])
+                self._held = None
+            if key is None:
+                out_lines.append(line)
+                out.append(record)
+            else:
+                self._held = (line, record, key)
+        return out_lines, out
+
+    def flush(self) -> tuple[Sequence[int], list[Any]]:
+        """What was held back."""
+        held, self._held = self._held, None
+        return ([], []) if held is None else ([held[0]], [held[1]])
 
 
 def _override(row: Row, record: Any, options: Options) -> Row:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import ColumnSpec, Format, Options
+from rollonce.readers.base import ColumnSpec, Format, Merger, Options
 from rollonce.readers.probe import Probe, probe
 from rollonce.readers.registry import FORMATS, format_named
 from rollonce.readers.table import TableBuilder
@@ -98,15 +98,24 @@ def read_rollouts(
             done += look.path.stat().st_size
             if progress is not None:
                 progress(done, total)
+    if not builder.n_rows and options.state.get("filtered"):
+        raise InputError(f"all {options.state['filtered']:,} rows were left out by split or filter{_other_splits(options)}", file=source)
     return builder.build(name or _stem(given), source, reader.name)
+
+
+def _other_splits(options: Options) -> str:
+    splits = options.state.get("splits")
+    return f"; the file has {', '.join(sorted(map(str, splits)))}" if splits else ""
 
 
 def _read_file(look: Probe, reader: Format, options: Options, builder: TableBuilder) -> None:
     file = str(look.path)
     try:
         reader.start(look.path, options)
+        merger = Merger(reader)
         for lines, records in reader.records(look.path, options, builder.reject):
-            builder.add(reader.block(file, lines, records, options, builder.reject))
+            builder.add(reader.block(file, *merger.push(lines, records), options, builder.reject))
+        builder.add(reader.block(file, *merger.flush(), options, builder.reject))
     except InputError as error:
         if error.file is None and type(error) is InputError:
             raise InputError(error.message, file=file) from None

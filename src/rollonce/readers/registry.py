@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Format
+from rollonce.readers.evalplus import AutomationBench, EvalPlus
 from rollonce.readers.generic import Generic
+from rollonce.readers.inspect_ai import Inspect
+from rollonce.readers.lm_eval import LmEval
+from rollonce.readers.nemo_rl import NemoRl
+from rollonce.readers.skyrl import SkyRl
+from rollonce.readers.tinker import TinkerEvals, TinkerTraining
+from rollonce.readers.trl import Trl
+from rollonce.readers.verifiers import PrimeRl, Verifiers, VerifiersLegacy
+from rollonce.readers.verl import Verl
 
-FORMATS: tuple[Format, ...] = (Generic(),)
+FORMATS: tuple[Format, ...] = (
+    Verl(),
+    Trl(),
+    PrimeRl(),
+    Verifiers(),
+    VerifiersLegacy(),
+    TinkerEvals(),
+    TinkerTraining(),
+    Inspect(),
+    EvalPlus(),
+    AutomationBench(),
+    SkyRl(),
+    NemoRl(),
+    LmEval(),
+    Generic(),
+)
 
 
 def format_named(name: str) -> Format:

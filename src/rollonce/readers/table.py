@@ -6,7 +6,6 @@ rollout is a few machine words (task, reward, length, step, line), prompts are k
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from operator import ne
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Block, kind_of
+from rollonce.readers.values import NUMBERS, CloserLook, column_array, floats, ints, prompt_id, task_id_text
 from rollonce.rollouts import Rollouts, Tasks, normalise_prompt, render_messages
 
 MAX_MESSAGES = 100
-_NUMBERS = frozenset({float, int, bool})
 _BIG = 1 << 62
 
 
@@ -74,7 +73,7 @@ class TableBuilder:
             return np.empty(0, dtype=np.int64)
         try:
             return self._add(block)
-        except (_Slow, TypeError, ValueError, OverflowError):
+        except (CloserLook, TypeError, ValueError, OverflowError):
             pass
         codes = [np.empty(0, dtype=np.int64)]
         for i in range(len(block.prompts)):
@@ -83,7 +82,7 @@ class TableBuilder:
                     codes.append(self._add(self._single(block, i)))
             except InputError:
                 raise
-            except (_Slow, TypeError, ValueError, OverflowError) as error:
+            except (CloserLook, TypeError, ValueError, OverflowError) as error:
                 self.reject(block.file, block.lines[i], f"this row cannot be read ({type(error).__name__}: {str(error)[:120]})")
         return np.concatenate(codes)
 
@@ -152,7 +151,7 @@ class TableBuilder:
         return number
 
     def _number(self, value: Any, what: str) -> float:
-        if type(value) in _NUMBERS or isinstance(value, np.number | np.bool_):
+        if type(value) in NUMBERS or isinstance(value, np.number | np.bool_):
             try:
                 return float(value)
             except OverflowError:
@@ -181,11 +180,11 @@ class TableBuilder:
     def _add(self, block: Block) -> NDArray[np.int64]:
         prompts, rewards = block.prompts, block.rewards
         n = len(prompts)
-        if set(map(type, rewards)) - _NUMBERS or set(map(type, prompts)) != {str}:
-            raise _Slow
+        if set(map(type, rewards)) - NUMBERS or set(map(type, prompts)) != {str}:
+            raise CloserLook
         rewards_R = np.array(rewards, dtype=np.float64)
         if not np.isfinite(rewards_R).all():
-            raise _Slow
+            raise CloserLook
         by_prompt = block.tasks is None or not any(t is not None for t in block.tasks)
         if by_prompt:
             keys: list[Any] = prompts
@@ -193,15 +192,15 @@ class TableBuilder:
             assert block.tasks is not None
             kinds = set(map(type, block.tasks))
             if type(None) in kinds:
-                raise _Slow
+                raise CloserLook
             keys = block.tasks if kinds == {str} else [task_id_text(t) for t in block.tasks]
         # Task ids and prompts used as ids live in one table under keys that cannot collide.
         names = keys if not by_prompt else list(map("\x00".__add__, keys))
-        lengths_R = None if block.lengths is None else _floats(block.lengths)
-        steps_R, has_step = (None, None) if block.steps is None else _ints(block.steps)
+        lengths_R = None if block.lengths is None else floats(block.lengths)
+        steps_R, has_step = (None, None) if block.steps is None else ints(block.steps)
         rollouts = block.rollouts
         if rollouts is not None and set(map(type, rollouts)) - {str, int, float, bool, type(None)}:
-            raise _Slow
+            raise CloserLook
         added = len(self._prompts)
         self._new_tasks(block, names, by_prompt)
         codes = list(map(self._code_of.__getitem__, names))
@@ -211,7 +210,7 @@ class TableBuilder:
         for name, values in block.columns.items():
             if any(map(ne, map(self._columns[name].__getitem__, codes), values)):
                 self._forget(added)
-                raise _Slow
+                raise CloserLook
         self._keep(block, n, codes, rewards_R, lengths_R, steps_R, has_step)
         return self._parts[-1][0]
 
@@ -224,7 +223,7 @@ class TableBuilder:
             prompt = block.prompts[i]
             if len(prompt) > self.max_prompt_chars:
                 self._forget(added)
-                raise _Slow
+                raise CloserLook
             known[name] = len(self._prompts)
             self._prompts.append(prompt)
             self._ids.append(prompt_id(prompt) if by_prompt else name)
@@ -236,7 +235,7 @@ class TableBuilder:
         for code, prompt in zip(codes, prompts, strict=True):
             if self._prompts[code] != prompt and normalise_prompt(self._prompts[code]) != normalise_prompt(prompt):
                 self._forget(added)
-                raise _Slow
+                raise CloserLook
 
     def _forget(self, first: int) -> None:
         """Take back the tasks from position ``first`` on: their block is gone through again, row by row."""
@@ -337,6 +336,21 @@ class TableBuilder:
             format=read,
         )
 
+    def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64] | None] | None:
+        """What was added since the last call, taken out: task positions, rewards, lengths, steps (None if no row has one). For streams."""
+        if not self._parts:
+            return None
+        code_R, rewards_R, lengths_R, steps_R, has_step_R, *_ = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        self._parts.clear()
+        self._rollout_code.clear()
+        return code_R, rewards_R, lengths_R, steps_R if has_step_R.all() else None
+
+    def of_tasks(self, codes: NDArray[np.int64]) -> tuple[list[str], list[str], dict[str, list[Any]]]:
+        """The prompts, ids and columns of tasks by position."""
+        at = codes.tolist()
+        columns = {name: [values[c] for c in at] for name, values in self._columns.items()}
+        return [self._prompts[c] for c in at], [self._ids[c] for c in at], columns
+
     def _without_duplicates(self, *arrays: NDArray[Any]) -> NDArray[np.int64]:
         code_R, steps_R, rollout_R, file_R, line_R = arrays
         everything = np.arange(len(code_R))
@@ -374,57 +388,5 @@ class TableBuilder:
         return Tasks(prompts, np.array(ids, dtype=object), columns)
 
 
-class _Slow(Exception):
-    """A block has something in it that wants a closer look."""
-
-
 def _key(by_prompt: bool, key: str) -> str:
     return "\x00" + key if by_prompt else key
-
-
-def column_array(values: Sequence[Any]) -> NDArray[Any]:
-    """A column as numbers where all are numbers, else as text."""
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-        return np.array(values, dtype=np.float64)
-    return np.array([str(v) for v in values], dtype=object)
-
-
-def task_id_text(value: Any) -> str:
-    """A task or rollout id as text: 1, "1" and 1.0 are the same id.
-
-    >>> task_id_text(1), task_id_text("1"), task_id_text(1.0)
-    ('1', '1', '1')
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, int | float) or (isinstance(value, np.number) and np.isscalar(value)):
-        return str(value)
-    raise InputError(f"the task id is {kind_of(value)}; it must be text or a number")
-
-
-def prompt_id(prompt: str) -> str:
-    """The id of a task that has none: the same in every file, made of its prompt's text."""
-    return "prompt-" + hashlib.sha1(prompt.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
-
-
-def _floats(values: list[Any]) -> NDArray[np.float64]:
-    kinds = set(map(type, values))
-    if type(None) in kinds:
-        values = [math.nan if v is None else v for v in values]
-        kinds.discard(type(None))
-    if kinds - _NUMBERS:
-        raise _Slow
-    return np.array(values, dtype=np.float64)
-
-
-def _ints(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        return np.array(values, dtype=np.int64), np.ones(len(values), dtype=bool)
-    if kinds == {type(None)}:
-        return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=bool)
-    if kinds == {int, type(None)}:
-        return np.array([v or 0 for v in values], dtype=np.int64), np.array([v is not None for v in values])
-    raise _Slow

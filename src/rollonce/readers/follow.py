@@ -1,0 +1,216 @@
+"""A log that is still being written, row by row."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollonce.errors import InputError
+from rollonce.readers.base import ColumnSpec, Format, Merger, Options
+from rollonce.readers.jsonl import BLOCK_BYTES, parse_block, parse_line
+from rollonce.readers.probe import probe
+from rollonce.readers.read import PathLike, expand, recognise
+from rollonce.readers.registry import format_named
+from rollonce.readers.table import TableBuilder
+
+_NOT_YET = ("the file is empty", "no such file", "no file matches", "nothing readable")
+
+
+class Rows(NamedTuple):
+    """Some new rollouts of a log, in the order of the log.
+
+    Attributes:
+        prompts: B prompts as text.
+        task_ids: B ids.
+        rewards_B: Rewards (B,).
+        lengths_B: Response lengths, NaN where unknown (B,).
+        steps_B: Training steps, or None where the log has none (B,). A step may go on in the next block.
+        order_B: Position in the stream (B,).
+        columns: Declared columns, each of B values.
+        file: The file that they are from.
+    """
+
+    prompts: list[str]
+    task_ids: list[str]
+    rewards_B: NDArray[np.float64]
+    lengths_B: NDArray[np.float64]
+    steps_B: NDArray[np.int64] | None
+    order_B: NDArray[np.int64]
+    columns: dict[str, list[Any]]
+    file: str
+
+
+def follow(
+    path: PathLike,
+    *,
+    format: str | None = None,
+    prompt_key: str | None = None,
+    task_key: str | None = None,
+    reward_key: str | None = None,
+    rollout_key: str | None = None,
+    length_key: str | None = None,
+    step_key: str | None = None,
+    columns: Sequence[str] = (),
+    reward: str | None = None,
+    join: PathLike | None = None,
+    split: str | None = None,
+    filter: str | None = None,
+    skip_bad_rows: bool = False,
+    max_prompt_chars: int = 1_000_000,
+    poll: float = 1.0,
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[Rows]:
+    """Read a JSON Lines log from its beginning and then whatever is appended to it.
+
+    A last line without its newline is held back until the newline comes (or until ``stop``, when it is read if it is whole). The path may
+    be a file, or a directory or glob in which files keep appearing (verl and prime-rl write one a step); it need not exist yet.
+
+    Args:
+        path: What to follow. Options up to ``max_prompt_chars`` are those of `read_rollouts`; copies of a rollout are not looked for.
+        poll: Seconds to wait when there is nothing new.
+        stop: Asked whenever there is nothing new; True ends the stream after what is there has been read. None: go on for ever.
+
+    Yields:
+        `Rows`, at most a few hundred kilobytes of log at a time.
+
+    Raises:
+        InputError: for what `read_rollouts` would raise for, for a format that is no JSON Lines, for gzip, and if a file shrinks.
+    """
+    options = Options(
+        prompt_key,
+        task_key,
+        reward_key,
+        rollout_key,
+        length_key,
+        step_key,
+        tuple(map(ColumnSpec.parse, columns)),
+        reward,
+        join,
+        split,
+        filter,
+    )
+    forced = format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
+    stream = _Stream(options, forced, TableBuilder(skip_bad_rows=skip_bad_rows, max_prompt_chars=max_prompt_chars))
+    while True:
+        last = stop is not None and stop()
+        yield from stream.news(path, last)
+        if last:
+            return
+        time.sleep(poll)
+
+
+class _Stream:
+    """What has been read so far of which file."""
+
+    def __init__(self, options: Options, forced: Format | None, builder: TableBuilder) -> None:
+        self.options, self.forced, self.builder = options, forced, builder
+        self.reader: Format | None = forced
+        self.tails: dict[Path, _Tail] = {}
+        self.order = 0
+
+    def news(self, path: PathLike, last: bool) -> Iterator[Rows]:
+        try:
+            files = expand(path)[1]
+        except InputError as error:
+            if not last and any(error.message.startswith(s) for s in _NOT_YET):
+                return
+            raise
+        for i, file in enumerate(files):
+            tail = self.tails.get(file)
+            if tail is None:
+                tail = self._open(file, last)
+                if tail is None:
+                    continue
+                self.tails[file] = tail
+            # A later file means that this one is finished: trainers write them one after the other.
+            finish = last or i + 1 < len(files)
+            if not (tail.finished and file.stat().st_size == tail.offset):
+                yield from self._read(tail, finish)
+            tail.finished = finish
+
+    def _open(self, file: Path, last: bool) -> _Tail | None:
+        look = probe(file)
+        reader = self.forced or (recognise(look) if look.problem is None else None)
+        if look.problem is not None or reader is None or look.record is None:
+            if look.problem is not None and "empty" not in look.problem:
+                raise InputError(look.problem, file=file)
+            if look.problem is None and look.record is not None:
+                raise InputError("no known format; force one with format= (--format)", file=file)
+            if last and look.problem is None:
+                raise InputError("no whole row of a known format in it", file=file)
+            return None  # nothing in it yet, or not yet a whole first line
+        if self.reader is None:
+            self.reader = reader
+        if reader is not self.reader:
+            raise InputError(f"this file is {reader.name}, the ones before are {self.reader.name}", file=file)
+        with open(file, "rb") as f:
+            if not reader.streams or f.read(2) == b"\x1f\x8b" or look.kind not in ("jsonl", "json"):
+                raise InputError(
+                    f"only JSON Lines can be followed, not {reader.name} as {look.kind or 'gzip'}; read it when it is written", file=file
+                )
+        self.options.state["probe"] = look
+        return _Tail(file, reader)
+
+    def _read(self, tail: _Tail, finish: bool) -> Iterator[Rows]:
+        reader, file = tail.reader, str(tail.path)
+        reader.start(tail.path, self.options)
+        for first_line, n, block in tail.new_lines(finish):
+            lines, records = tail.merger.push(*parse_block(block, first_line, n, file, self.builder.reject))
+            yield from self._rows(reader, file, lines, records)
+        if finish:
+            yield from self._rows(reader, file, *tail.merger.flush())
+
+    def _rows(self, reader: Format, file: str, lines: Sequence[int], records: list[Any]) -> Iterator[Rows]:
+        self.builder.add(reader.block(file, lines, records, self.options, self.builder.reject))
+        taken = self.builder.take()
+        if taken is None:
+            return
+        codes, rewards, lengths, steps = taken
+        order = np.arange(self.order, self.order + len(codes))
+        self.order += len(codes)
+        prompts, ids, columns = self.builder.of_tasks(codes)
+        yield Rows(prompts, ids, rewards, lengths, steps, order, columns, file)
+
+
+class _Tail:
+    """A file's new whole lines."""
+
+    def __init__(self, path: Path, reader: Format) -> None:
+        self.path, self.reader = path, reader
+        self.offset, self.line, self.finished = 0, 1, False
+        self.merger = Merger(reader)
+
+    def new_lines(self, finish: bool) -> Iterator[tuple[int, int, bytes]]:
+        size = os.stat(self.path).st_size
+        if size < self.offset:
+            raise InputError(f"the file shrank from {self.offset:,} to {size:,} bytes while it was followed", file=self.path)
+        with open(self.path, "rb") as f:
+            f.seek(self.offset)
+            rest = b""
+            while chunk := f.read(BLOCK_BYTES):
+                if self.offset == 0:
+                    bom = len(chunk) - len(chunk.removeprefix(b"\xef\xbb\xbf"))
+                    chunk, self.offset = chunk[bom:], bom
+                cut = chunk.rfind(b"\n") + 1
+                if not cut:
+                    rest += chunk
+                    continue
+                block, rest = rest + chunk[:cut], chunk[cut:]
+                yield self._count(block, block.count(b"\n"))
+            if finish and rest.strip():
+                try:
+                    parse_line(rest)
+                except InputError:
+                    return  # cut off in the middle; if its writer lives, the rest will come
+                yield self._count(rest, 1)
+
+    def _count(self, block: bytes, n: int) -> tuple[int, int, bytes]:
+        first, self.line = self.line, self.line + n
+        self.offset += len(block)
+        return first, n, block

@@ -1,0 +1,107 @@
+"""Inspect AI's ``.eval`` logs (and its JSON logs), through Inspect's own reader: extra ``inspect``.
+
+The scorer is named with ``reward=`` where a log has several; ``scorer.key`` picks one value of a scorer that gives several. The letters
+of Inspect's own metrics count as C 1, P 0.5, I 0, N 0. Epochs are the repeats. Samples that ended in an error are bad rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rollonce.errors import InputError, MissingExtraError
+from rollonce.readers.base import Format, Options, Reject, Row, kind_of
+from rollonce.readers.probe import Probe
+
+_LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+
+
+class Inspect(Format):
+    """Inspect AI logs."""
+
+    name = "inspect"
+    what = "Inspect AI: .eval (and .json) logs"
+    streams = False
+
+    def sniff(self, probe: Probe) -> bool:
+        """A zip with Inspect's header or journal, or a JSON document with ``eval`` and ``status``."""
+        if probe.kind == "zip":
+            return "header.json" in probe.names or any(n.startswith("_journal/") for n in probe.names)
+        return probe.kind in ("json", "jsonl") and probe.has("version", "status", "eval", "plan")
+
+    def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+        """Samples, a few at a time: they can be long."""
+        try:
+            from inspect_ai.log import read_eval_log, read_eval_log_samples
+        except ImportError:
+            raise MissingExtraError("reading Inspect logs", "inspect-ai", "inspect") from None
+        try:
+            header = read_eval_log(str(path), header_only=True)
+            options.state["run"] = header.eval.run_id + "/" + header.eval.task_id
+            options.state["task"] = header.eval.task
+            samples = read_eval_log_samples(
+                str(path), all_samples_required=False, resolve_attachments="core", exclude_fields={"events", "store", "messages"}
+            )
+            number = 1
+            while batch := list(islice(samples, 64)):
+                yield range(number, number + len(batch)), [_plain(s) for s in batch]
+                number += len(batch)
+        except (ValueError, OSError, KeyError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"Inspect's reader cannot read it ({str(error)[:160]})", file=path) from None
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One sample of one epoch."""
+        if record["error"]:
+            raise InputError(f"this sample ended in an error ({record['error'][:80]}); skip_bad_rows passes over such rows")
+        task = f"{options.state['task']}/{record['id']}"
+        yield Row(
+            record["input"], _score(record["scores"], options.reward), task, f"{options.state['run']}/{record['epoch']}", record["length"]
+        )
+
+
+def _plain(sample: Any) -> dict[str, Any]:
+    """The parts of Inspect's sample that are needed, as plain values; columns are looked up in it (``metadata.level``)."""
+    text = sample.input
+    if not isinstance(text, str):
+        text = [{"role": m.role, "content": m.text} for m in text]
+    usage = [u.output_tokens for u in (sample.model_usage or {}).values()]
+    return {
+        "id": sample.id,
+        "epoch": sample.epoch,
+        "input": text,
+        "target": sample.target,
+        "metadata": sample.metadata or {},
+        "scores": {name: score.value for name, score in (sample.scores or {}).items()},
+        "error": sample.error.message if sample.error else None,
+        "length": sum(usage) if usage else None,
+    }
+
+
+def _score(scores: dict[str, Any], wanted: str | None) -> Any:
+    if not scores:
+        raise InputError("this sample was not scored; skip_bad_rows passes over such rows")
+    if wanted is None:
+        if len(scores) > 1:
+            raise InputError(f"several scorers ({', '.join(scores)}); name one with reward= (--reward)")
+        wanted = next(iter(scores))
+    key = None
+    if wanted not in scores and "." in wanted:
+        wanted, _, key = wanted.partition(".")
+    if wanted not in scores:
+        raise InputError(f"no scorer {wanted!r}; this log has {', '.join(scores)}")
+    value = scores[wanted]
+    if isinstance(value, dict):
+        if key is None:
+            raise InputError(
+                f"the scorer {wanted!r} gives several values ({', '.join(value)}); name one, as in reward='{wanted}.{next(iter(value))}'"
+            )
+        value = value.get(key)
+    if isinstance(value, str):
+        if value not in _LETTERS:
+            raise InputError(f"the score is {kind_of(value)}; a number, true/false, or one of C, P, I, N is expected")
+        return _LETTERS[value]
+    return value

@@ -1,0 +1,48 @@
+"""NeMo-RL's training data logs: ``<log_dir>/train_data_step<N>.jsonl`` (algorithms/grpo.py, log_batched_dict_as_jsonl of utils/logger.py).
+
+The logger cuts its batch into slices of one, so every value comes wrapped in a list of one. ``content`` is the list of a conversation's
+messages; the first is the prompt. With dynamic sampling ``rewards`` is the unfiltered batch and ``filtered_rewards`` belongs to the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rollonce.errors import InputError
+from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.probe import Probe
+
+_STEP = re.compile(r"train_data_step(\d+)")
+
+
+class NemoRl(Format):
+    """NeMo-RL training data logs."""
+
+    name = "nemo-rl"
+    what = "NeMo-RL: train_data_step<N>.jsonl"
+
+    def sniff(self, probe: Probe) -> bool:
+        """``content`` and ``rewards`` with ``input_lengths`` or ``token_loss_mask``."""
+        return probe.kind == "jsonl" and probe.has("content", "rewards") and not probe.lacks("input_lengths", "token_loss_mask")
+
+    def start(self, path: Path, options: Options) -> None:
+        """The step in the file's name."""
+        match = _STEP.search(path.name)
+        options.state["step"] = int(match.group(1)) if match else None
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One rollout."""
+        content = _only(record["content"])
+        if not isinstance(content, list) or len(content) < 2:
+            raise InputError("'content' is not a list of messages, so prompt and response cannot be told apart")
+        reward = _only(record.get("filtered_rewards", record["rewards"]))
+        mask = _only(record["token_loss_mask"]) if "token_loss_mask" in record else None
+        yield Row(content[0], reward, length=sum(mask) if mask is not None else None, step=options.state["step"])
+
+
+def _only(value: Any) -> Any:
+    """The one element of a slice of one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -1,0 +1,37 @@
+"""SkyRL's evaluation dumps: ``dumped_evals/global_step_<N>_evals/<data_source>.jsonl`` (skyrl 0.4.0, train/utils/trainer_utils.py).
+
+``score`` is the generator's reward: a number, or one a token, which is summed. ``aggregated_results.jsonl`` beside them is no rollout file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.probe import Probe
+
+_STEP = re.compile(r"global_step_(\d+)")
+
+
+class SkyRl(Format):
+    """SkyRL evaluation dumps."""
+
+    name = "skyrl"
+    what = "SkyRL: dumped_evals/global_step_<N>_evals/<data_source>.jsonl"
+
+    def sniff(self, probe: Probe) -> bool:
+        """``input_prompt``, ``output_response`` and ``score``."""
+        return probe.kind == "jsonl" and probe.has("input_prompt", "output_response", "score")
+
+    def start(self, path: Path, options: Options) -> None:
+        """The training step in the path."""
+        match = _STEP.search(str(path))
+        options.state["step"] = int(match.group(1)) if match else None
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One rollout."""
+        score = record["score"]
+        yield Row(record["input_prompt"], sum(score) if isinstance(score, list) else score, step=options.state["step"])

@@ -1,0 +1,74 @@
+"""tinker-cookbook: evaluations' ``trajectories.jsonl`` and training's ``*_rollout_summaries.jsonl``.
+
+Training summaries (rl/rollout_logging.py) hold no prompts. A join file gives them: rows with ``prompt``, perhaps ``task_id``, and the
+keys by which to find them, ``iteration`` and ``group_idx`` (what an environment's dataset builder knows: group g of batch i), or
+``tags``, or with ``split``. Only rows of the split ``train`` are read unless ``split=`` names another one (``eval/gsm8k``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rollonce.errors import InputError
+from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.join import Join
+from rollonce.readers.probe import Probe
+
+
+class TinkerEvals(Format):
+    """tinker-cookbook evaluation trajectories (eval/benchmarks/_types.py, StoredTrajectory)."""
+
+    name = "tinker-evals"
+    what = "tinker-cookbook: runs/<id>/<benchmark>/trajectories.jsonl"
+
+    def sniff(self, probe: Probe) -> bool:
+        """``benchmark``, ``turns`` and ``reward``."""
+        return probe.kind == "jsonl" and probe.has("idx", "benchmark", "turns", "reward")
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One rollout. Its prompt is the text of its first observation, chat template and all: that is what the cookbook stores."""
+        if record.get("error"):
+            raise InputError(f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows")
+        turns = record["turns"]
+        if not turns or turns[0]["role"] == "assistant":
+            raise InputError("no turn before the first assistant turn, so no prompt")
+        reward = record["reward"] if options.reward is None else record["metrics"][options.reward]
+        length = sum(t.get("token_count") or 0 for t in turns if t["role"] == "assistant")
+        task = record.get("example_id") or record["idx"]
+        yield Row(turns[0]["content"], reward, f"{record['benchmark']}/{task}", length=length)
+
+
+class TinkerTraining(Format):
+    """tinker-cookbook training summaries, with a join file for the prompts."""
+
+    name = "tinker-training"
+    what = "tinker-cookbook: iteration_*/train_rollout_summaries.jsonl, with a join file"
+
+    def sniff(self, probe: Probe) -> bool:
+        """``group_idx``, ``traj_idx`` and ``total_reward``."""
+        return probe.kind == "jsonl" and probe.has("iteration", "group_idx", "traj_idx", "total_reward")
+
+    def start(self, path: Path, options: Options) -> None:
+        """The join file, once."""
+        if "join" in options.state:
+            return
+        if options.join is None:
+            raise InputError(
+                "tinker-cookbook's rollout summaries hold no prompts; give a join file (join=, --join): JSON Lines with 'prompt', "
+                "'iteration' and 'group_idx' (or 'tags'), and 'task_id' if there is one. docs/formats.md shows how to write it",
+                file=path,
+            )
+        options.state["join"] = Join(options.join, ("split", "iteration", "group_idx", "tags"))
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One trajectory."""
+        if record["split"] != (options.split or "train"):
+            options.state["filtered"] = options.state.get("filtered", 0) + 1
+            options.state.setdefault("splits", set()).add(record["split"])
+            return
+        joined = options.state["join"].find(record)
+        length = sum(step["ac_len"] for step in record["steps"])
+        rollout = f"{record['group_idx']}/{record['traj_idx']}"
+        yield Row(joined.prompt, record["total_reward"], joined.task, rollout, length, record["iteration"])

@@ -1,0 +1,68 @@
+"""Values of rows, as the table keeps them: ids as text, lengths and steps as arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollonce.errors import InputError
+from rollonce.readers.base import kind_of
+
+NUMBERS = frozenset({float, int, bool})
+
+
+class CloserLook(Exception):
+    """A block has something in it that wants a closer look."""
+
+
+def column_array(values: Sequence[Any]) -> NDArray[Any]:
+    """A column as numbers where all are numbers, else as text."""
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        return np.array(values, dtype=np.float64)
+    return np.array([str(v) for v in values], dtype=object)
+
+
+def task_id_text(value: Any) -> str:
+    """A task or rollout id as text: 1, "1" and 1.0 are the same id.
+
+    >>> task_id_text(1), task_id_text("1"), task_id_text(1.0)
+    ('1', '1', '1')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, int | float) or (isinstance(value, np.number) and np.isscalar(value)):
+        return str(value)
+    raise InputError(f"the task id is {kind_of(value)}; it must be text or a number")
+
+
+def prompt_id(prompt: str) -> str:
+    """The id of a task that has none: the same in every file, made of its prompt's text."""
+    return "prompt-" + hashlib.sha1(prompt.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
+
+
+def floats(values: list[Any]) -> NDArray[np.float64]:
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        values = [math.nan if v is None else v for v in values]
+        kinds.discard(type(None))
+    if kinds - NUMBERS:
+        raise CloserLook
+    return np.array(values, dtype=np.float64)
+
+
+def ints(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return np.array(values, dtype=np.int64), np.ones(len(values), dtype=bool)
+    if kinds == {type(None)}:
+        return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=bool)
+    if kinds == {int, type(None)}:
+        return np.array([v or 0 for v in values], dtype=np.int64), np.array([v is not None for v in values])
+    raise CloserLook

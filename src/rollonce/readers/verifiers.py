@@ -1,0 +1,175 @@
+"""verifiers and prime-rl.
+
+* ``traces.jsonl`` of verifiers 0.4 (v1/utils/trace_store.py): one *episode* a line, with the traces of its agents. The rollouts are the
+  traces of trainable agents (``filter=`` names one agent); the reward is the sum of score x weight over a trace's rewards, as
+  ``Trace.reward`` has it.
+* ``results.jsonl`` of verifiers before 0.4 (utils/save_utils.py): one rollout a line.
+* prime-rl: the same records, one file a training step (``rollouts/step_<N>/train_rollouts.jsonl``: a trace or a legacy rollout a line),
+  or episodes that say which training step they were run for.
+
+A rollout that ended in an error before it was scored is a bad row: its 0 (or its missing reward) is not the policy's doing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rollonce.errors import InputError
+from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.probe import Probe
+from rollonce.rollouts import render_messages
+
+_STEP = re.compile(r"(?:^|[/\\])step_(\d+)(?:[/\\])")
+
+
+class Verifiers(Format):
+    """verifiers 0.4 traces.jsonl."""
+
+    name = "verifiers"
+    what = "verifiers 0.4: traces.jsonl"
+
+    def sniff(self, probe: Probe) -> bool:
+        """An episode (task and traces) or a bare trace (task, rewards, nodes)."""
+        if probe.kind != "jsonl" or not probe.has("task") or not isinstance(probe.record["task"], dict):
+            return False
+        return isinstance(probe.record.get("traces"), list) or isinstance(probe.record.get("rewards"), dict)
+
+    def start(self, path: Path, options: Options) -> None:
+        """The training step that prime-rl puts into the path."""
+        match = _STEP.search(str(path))
+        options.state["step"] = int(match.group(1)) if match else None
+        options.state["file split"] = "train" if path.name.startswith("train_") else "eval" if path.name.startswith("eval_") else None
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """The rollouts of an episode's trainable agents."""
+        if "traces" not in record:
+            yield from self._trace(record, {}, options)
+            return
+        if not record["traces"]:
+            raise InputError(f"the episode has no trace ({_errors(record)}); skip_bad_rows passes over such rows")
+        for trace in record["traces"]:
+            yield from self._trace(trace, record, options)
+
+    def _trace(self, trace: dict[str, Any], episode: dict[str, Any], options: Options) -> Iterable[Row]:
+        agent = trace.get("agent") or {}
+        if options.filter is not None and agent.get("name", "agent") != options.filter:
+            return
+        if options.filter is None and agent.get("trainable") is False:
+            return
+        work = ((episode.get("run") or {}).get("work")) or {}
+        if options.split is not None and options.split != (work.get("type") or options.state.get("file split")):
+            options.state["filtered"] = options.state.get("filtered", 0) + 1
+            return
+        task = trace.get("task") or episode["task"]
+        data = task.get("data", task)
+        ours = (trace.get("info") or {}).get("prime_rl") or {}
+        env = (episode.get("env") or {}).get("id") or ours.get("env_name") or ""
+        key = task.get("key") or task.get("hash")
+        step = work.get("step", ours.get("step", options.state.get("step")))
+        yield Row(
+            _prompt(data, trace),
+            _reward(trace, options.reward),
+            f"{env}/{key}" if key and env else key,
+            trace.get("id"),
+            trace.get("num_output_tokens"),
+            step,
+        )
+
+
+class PrimeRl(Verifiers):
+    """prime-rl's saved rollouts."""
+
+    name = "prime-rl"
+    what = "prime-rl: rollouts/step_<N>/train_rollouts.jsonl, or traces.jsonl of a training run"
+
+    def sniff(self, probe: Probe) -> bool:
+        """verifiers' records (0.4 or older) in a step's directory, or that say which training step they were run for."""
+        in_step = _STEP.search(str(probe.path)) is not None
+        if probe.kind == "jsonl" and probe.has("example_id", "prompt", "reward"):
+            return in_step and "rollouts" in probe.path.name
+        if not super().sniff(probe):
+            return False
+        record = probe.record
+        return in_step or (record.get("run") or {}).get("type") == "train" or "prime_rl" in (record.get("info") or {})
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """A trace or a legacy rollout."""
+        if "example_id" in record:
+            for row in legacy_rows(record, options):
+                yield row._replace(step=options.state.get("step"))
+        else:
+            yield from super().rows(record, options)
+
+
+class VerifiersLegacy(Format):
+    """verifiers before 0.4: results.jsonl, and the environment's name from metadata.json beside it."""
+
+    name = "verifiers-legacy"
+    what = "verifiers before 0.4: results.jsonl (+ metadata.json)"
+
+    def sniff(self, probe: Probe) -> bool:
+        """``example_id``, ``prompt``, ``completion`` and ``reward``."""
+        return probe.kind == "jsonl" and probe.has("example_id", "prompt", "completion", "reward")
+
+    def start(self, path: Path, options: Options) -> None:
+        """The environment's name, so that example 0 of one environment is not example 0 of another."""
+        beside = path.with_name("metadata.json")
+        try:
+            metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+        except (ValueError, OSError):
+            metadata = {}
+        options.state["env"] = metadata.get("env_id") if isinstance(metadata, dict) else None
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One rollout."""
+        yield from legacy_rows(record, options)
+
+
+def legacy_rows(record: dict[str, Any], options: Options) -> Iterable[Row]:
+    """A rollout as verifiers before 0.4 wrote it."""
+    if record.get("error"):
+        raise InputError(f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows")
+    env = options.state.get("env") or (record.get("task") if isinstance(record.get("task"), str) else None)
+    task = record["example_id"]
+    reward = record["reward"] if options.reward is None else record.get(options.reward, (record.get("metrics") or {}).get(options.reward))
+    usage = record.get("token_usage") or {}
+    yield Row(record["prompt"], reward, f"{env}/{task}" if env and task is not None else task, length=usage.get("output_tokens"))
+
+
+def _prompt(data: dict[str, Any], trace: dict[str, Any]) -> str:
+    prompt, system = data.get("prompt"), data.get("system_prompt")
+    if prompt is None:  # the user of the environment opens the conversation: whatever the model saw before its first turn
+        messages = []
+        for node in trace.get("nodes") or []:
+            if node.get("sampled"):
+                break
+            messages.append(node["message"])
+        if not messages:
+            raise InputError("neither task.data.prompt nor a message before the first sampled one")
+        return render_messages(messages)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    return render_messages([{"role": "system", "content": system}, *messages] if system else messages)
+
+
+def _reward(trace: dict[str, Any], name: str | None) -> float:
+    rewards = trace.get("rewards") or {}
+    if name is not None:
+        if name not in rewards:
+            raise InputError(f"no reward {name!r} in this trace; it has {', '.join(rewards) or 'none'}")
+        rewards = {name: rewards[name]}
+    scored = [r for r in rewards.values() if r is not None]
+    if not scored:
+        raise InputError(f"this trace was not scored ({_errors(trace)}); skip_bad_rows passes over such rows")
+    if name is not None:
+        return scored[0]["score"] if isinstance(scored[0], dict) else scored[0]
+    # Traces of early 0.4 versions (and prime-rl's wire traces) hold plain numbers.
+    return sum(r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else r for r in scored)
+
+
+def _errors(record: dict[str, Any]) -> str:
+    errors = record.get("errors") or []
+    return f"{errors[-1].get('type')}: {str(errors[-1].get('message'))[:80]}" if errors else "no reward in it, no error either"

@@ -1,0 +1,42 @@
+"""verl's rollout dumps: ``<trainer.rollout_data_dir>/<step>.jsonl`` (and ``validation_data_dir``), one file a step.
+
+Written by ``_write_generations`` (verl 0.9.1, trainer/ppo/ray_trainer.py and trainer/ppo/v1/trainer_base.py): input, output, gts, score,
+step, and whatever the reward function reports. The task is the ``input``: verl's uid is drawn anew for each batch, and in the dump of the
+v1 trainer it is ``{uid}_{session}_{output}``, one a row. Rows of one session are one rollout: its first input and its last score count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.probe import Probe
+
+_SESSION = re.compile(r"^(.+_\d+)_(\d+)$")
+
+
+class Verl(Format):
+    """verl rollout dumps."""
+
+    name = "verl"
+    what = "verl: <rollout_data_dir>/<step>.jsonl"
+
+    def sniff(self, probe: Probe) -> bool:
+        """``input``, ``output``, ``score``, and ``gts``."""
+        return probe.kind == "jsonl" and probe.has("input", "output", "score", "gts")
+
+    def same_rollout(self, record: Any) -> str | None:
+        """The session that a row belongs to, where the dump has sessions."""
+        match = _SESSION.match(str(record.get("uid", ""))) if isinstance(record, dict) else None
+        return match.group(1) if match else None
+
+    def merge(self, first: Any, last: Any) -> Any:
+        """Several outputs of one session: the prompt that it began with, the score that it ended with."""
+        return {**last, "input": first["input"]}
+
+    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+        """One rollout."""
+        step = record["step"] if "step" in record else options.state.get("step")
+        yield Row(record["input"], record["score"], rollout=self.same_rollout(record), step=step)
