@@ -125,7 +125,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(value: Any) -> Any:
-    if isinstance(value, dict) and "type" in value:
+    if isinstance(value, dict) and isinstance(value.get("type"), str):
         return from_config(value)
     if isinstance(value, list):
         return [_from_plain(v) for v in value]

@@ -125,7 +125,10 @@ class History:
     def from_state(cls, state: dict[str, Any]) -> History:
         """From `to_state`."""
         tasks = Tasks(state["prompts"], state["task_ids"], state.get("columns"))
-        return cls(tasks, np.asarray(state["rewards"], np.float64), np.asarray(state["ages"], np.int64))
+        rewards, ages = np.asarray(state["rewards"], np.float64), np.asarray(state["ages"], np.int64)
+        if rewards.shape != (len(tasks),) or ages.shape != rewards.shape or not np.isfinite(rewards).all():
+            raise InputError(f"a history of {len(tasks)} prompts needs as many finite rewards and ages")
+        return cls(tasks, rewards, ages)
 
 
 @dataclass(frozen=True)
@@ -244,8 +247,8 @@ class Baseline(Component):
         path = Path(path)
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name, suffix=".tmp")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                json.dump(document, f, ensure_ascii=False, allow_nan=False, indent=None, separators=(",", ":"))
+            with os.fdopen(handle, "wb") as f:
+                f.write(_as_json(document))
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -262,7 +265,9 @@ class Baseline(Component):
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError("no such file", file=path) from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as e:
+        except OSError as e:
+            raise InputError(f"cannot be read: {e.strerror}", file=path) from None
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
             raise InputError(f"not a baseline file: not JSON ({e})", file=path) from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError(f"not a baseline file: 'format' is not {FORMAT!r}; rollonce tune writes one", file=path)
@@ -276,7 +281,7 @@ class Baseline(Component):
             baseline.load_state_dict(document.get("state", {}))
         except InputError as e:
             raise InputError(e.message, file=path) from None
-        except (KeyError, TypeError, ValueError) as e:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
             raise InputError(f"a damaged baseline file ({type(e).__name__}: {e})", file=path) from None
         baseline.provenance = document.get("provenance", {})
         return baseline
@@ -329,6 +334,8 @@ class LinearSmoother(Baseline):
 
     def _weights(self, batch: Batch, window: History) -> FloatArray:
         n_rows, n_columns = len(batch), len(batch) + len(window)
+        if n_rows == 0:
+            return np.zeros((0, n_columns))
         tasks = Tasks.concat(batch.tasks, window.tasks) if len(window) else batch.tasks
         visible = np.ones((1, n_rows, n_columns), dtype=bool)
         visible[0, np.arange(n_rows), np.arange(n_rows)] = False
@@ -339,8 +346,17 @@ class LinearSmoother(Baseline):
         """``W r`` (B,); the declared prior where a row sees nothing."""
         window = self._window_of(history)
         w = self._weights(batch, window)
-        self.used_prior_B = ~w.any(axis=1)
-        return np.where(self.used_prior_B, self.prior, w @ np.concatenate([batch.rewards_B, window.rewards_H]))
+        nothing_B: BoolArray = ~np.asarray(w.any(axis=1))
+        self.used_prior_B = nothing_B
+        return np.where(nothing_B, self.prior, w @ np.concatenate([batch.rewards_B, window.rewards_H]))
+
+
+def _as_json(document: dict[str, Any]) -> bytes:
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, as broken escapes leave in prompts: no UTF-8, but JSON can escape it
+        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def copy_without_history(baseline: Baseline) -> Baseline:

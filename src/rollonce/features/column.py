@@ -78,6 +78,8 @@ class CategoryColumn(Feature):
         for i, v in enumerate(tasks.column(self.name)):
             text = str(v)
             if text not in codes:
-                codes[text] = float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 12)
+                codes[text] = float(
+                    int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big") >> 12
+                )
             out[i] = codes[text]
         return out[:, None]

@@ -143,6 +143,6 @@ class Tfidf(Feature):
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore vocabulary and IDF."""
         terms, idf = state.get("terms", []), np.asarray(state.get("idf", []), dtype=np.float64)
-        if len(terms) != len(idf):
-            raise InputError(f"a tfidf state has {len(terms)} terms but {len(idf)} inverse document frequencies")
+        if idf.shape != (len(terms),) or not np.isfinite(idf).all():
+            raise InputError(f"a tfidf state of {len(terms)} terms needs as many finite inverse document frequencies")
         self.vocabulary_, self.idf_ = {t: i for i, t in enumerate(terms)}, idf
