@@ -28,8 +28,13 @@ class Shrunk(LinearSmoother):
     def __post_init__(self) -> None:
         if not 0 <= self.amount <= 1:
             raise InputError(f"shrinkage must be in [0, 1], not {self.amount}")
-        self.window, self.decay = self.smoother.window, self.smoother.decay
+        _own_window(self, self.smoother.window, self.smoother.decay)
         super().__post_init__()
+
+    @property
+    def tags(self) -> Tags:
+        """As what is shrunk."""
+        return self.smoother.tags
 
     @property
     def label(self) -> str:
@@ -60,23 +65,31 @@ class Blend(LinearSmoother):
     def __post_init__(self) -> None:
         if not self.smoothers or len(self.smoothers) != len(self.shares) or min(self.shares) < 0 or sum(self.shares) <= 0:
             raise InputError(f"a blend of {len(self.smoothers)} smoothers needs as many shares >= 0, not all zero; got {list(self.shares)}")
-        self.window = max(s.window for s in self.smoothers)
+        _own_window(self, max(s.window for s in self.smoothers), 1.0)
         super().__post_init__()
 
     @property
     def tags(self) -> Tags:
         """As its parts; neutral only where all see the same rows."""
-        return Tags(windowed=self.window > 0, neutral=len({(s.window, s.decay) for s in self.smoothers}) == 1)
+        same = len({(s.window, s.decay) for s in self.smoothers}) == 1
+        return Tags(
+            windowed=self.window > 0,
+            neutral=same and all(s.tags.neutral for s in self.smoothers),
+            needs_history=all(s.tags.needs_history for s in self.smoothers),
+        )
 
     @property
     def label(self) -> str:
         """Its largest parts."""
         top = sorted(zip(self.shares, self.smoothers, strict=True), key=lambda p: -p[0])[:2]
-        return "blend(" + " + ".join(f"{a / sum(self.shares):.2g} {s.label}" for a, s in top) + (", ..." if len(self.shares) > 2 else "") + ")"
+        return (
+            "blend(" + " + ".join(f"{a / sum(self.shares):.2g} {s.label}" for a, s in top) + (", ..." if len(self.shares) > 2 else "") + ")"
+        )
 
     def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
         """(K, B, M)."""
         total = np.zeros(visible_KBM.shape)
+        present = np.zeros((*visible_KBM.shape[:2], 1))
         n_columns = columns_KM.shape[1]
         for share, smoother in zip(self.shares, self.smoothers, strict=True):
             if share == 0:
@@ -85,4 +98,13 @@ class Blend(LinearSmoother):
             keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - window, n_columns)])
             part = smoother.weight_blocks(tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep])
             total[:, :, keep] += share / sum(self.shares) * part
-        return total
+            present += share / sum(self.shares) * part.any(axis=-1, keepdims=True)
+        # A part that sees nothing (no window, and a batch of one) leaves its share to the others.
+        return np.divide(total, present, out=total, where=present > 0)
+
+
+def _own_window(mixed: LinearSmoother, window: int, decay: float) -> None:
+    """Window and decay come from the parts; others given here would be ignored, so they are refused."""
+    if mixed.window not in (0, window) or mixed.decay not in (1.0, decay):
+        raise InputError(f"{mixed.type} takes window and decay from its parts (here {window} and {decay:g}); set them there")
+    mixed.window, mixed.decay = window, decay
