@@ -19,11 +19,13 @@ class Tracker(Baseline):
     """Discounted Beta tracker per task: ``b = (prior_mean * strength + sum_a d^a r_a) / (strength + sum_a d^a)``.
 
     Args:
-        discount: ``d``, per earlier rollout of the task.
+        discount: ``d``, per earlier rollout of the task; rollouts of one batch share the weight that they would have had in turn.
         strength: Pseudo-rollouts at the prior mean.
         prior_mean: Used until a task has come before; with None, the running mean of all rewards observed so far.
 
-    A task is its normalised prompt. Rows of one batch never count for each other. Source: SPO (single-stream policy optimisation), Xu and Ding 2025.
+    A task is its normalised prompt. Rows of one batch never count for each other.
+
+    Source: SPO (single-stream policy optimisation), Xu and Ding 2025.
     """
 
     type: ClassVar[str] = "tracker"
@@ -77,21 +79,26 @@ class Tracker(Baseline):
         return out
 
     def observe(self, batch: Batch) -> None:
-        """Count the batch's rewards for their tasks."""
+        """Count the batch's rewards for their tasks; several of one task count alike, whatever order they are in."""
+        groups: dict[str, list[float]] = {}
         for prompt, reward in zip(batch.tasks.prompts, batch.rewards_B, strict=True):
-            key = normalise_prompt(prompt)
+            groups.setdefault(normalise_prompt(prompt), []).append(float(reward))
+        for key, rewards in groups.items():
             weight, total = self.sums_.get(key, (0.0, 0.0))
-            self.sums_[key] = (self.discount * weight + 1, self.discount * total + float(reward))
+            fade = self.discount ** len(rewards)
+            new = sum(self.discount**k for k in range(len(rewards)))
+            self.sums_[key] = (fade * weight + new, fade * total + new * (sum(sorted(rewards)) / len(rewards)))
         self.total_ = (self.total_[0] + len(batch), self.total_[1] + float(batch.rewards_B.sum()))
 
     def own_state(self) -> dict[str, Any]:
-        """The sums per task."""
-        return {"sums": {k: list(v) for k, v in self.sums_.items()}, "total": list(self.total_)} if self.sums_ else {}
+        """The sums per task, which are all that it keeps of its history."""
+        return {"history": {"sums": {k: list(v) for k, v in self.sums_.items()}, "total": list(self.total_)}} if self.sums_ else {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore the sums."""
-        self.sums_ = {k: (float(w), float(t)) for k, (w, t) in state.get("sums", {}).items()}
-        weight, total = state.get("total", (0.0, 0.0))
+        kept = state.get("history", {})
+        self.sums_ = {k: (float(w), float(t)) for k, (w, t) in kept.get("sums", {}).items()}
+        weight, total = kept.get("total", (0.0, 0.0))
         self.total_ = (float(weight), float(total))
 
 
