@@ -80,7 +80,7 @@ def _describe(kernel: Kernel) -> str:
     feature = config.get("feature")
     inside = []
     if feature:
-        text = {"tfidf": "TF-IDF", "log_length": "log length"}.get(feature["type"], feature.get("name") or feature["type"])
+        text = {"tfidf": "TF-IDF", "log_length": "log length"}.get(feature["type"], str(feature.get("name") or feature["type"]))
         if feature["type"] == "tfidf":
             low, high = feature["ngrams"]
             text = ("" if feature["analyzer"] == "word" else feature["analyzer"] + " ") + text + (f" {low}-{high}" if high > 1 else "")

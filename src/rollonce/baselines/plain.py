@@ -110,7 +110,8 @@ class ReinforcePlusPlus(FlashReinforce):
     """The batch mean, then advantages divided by their deviation over the batch (whitening).
 
     The factor to the LOO twin, ``(B - 1) / (B * std_B)``, is random and depends on the own reward, so the gradient is slightly
-    biased (in direction, over batches; unlike FlashREINFORCE's constant factor). Deviation with ddof=0; a batch of equal rewards gives zeros.
+    biased (in direction, over batches; unlike FlashREINFORCE's constant factor). Deviation with ddof=0; a batch of equal rewards
+    gives zeros.
 
     Source: REINFORCE++, Hu et al. 2025.
     """
@@ -136,7 +137,7 @@ class ReinforcePlusPlus(FlashReinforce):
 
 def scale_by_std(advantages: FloatArray, rewards: FloatArray) -> FloatArray:
     """Divide by the rewards' deviation (ddof=0), or give zeros where they are all equal to rounding."""
-    std = float(rewards.std())
+    std = float(rewards.std()) if len(rewards) else 0.0
     if std <= 1e-8 * max(1.0, float(np.abs(rewards).max(initial=0.0))):
         return np.zeros_like(advantages)
     return advantages / std

@@ -12,7 +12,7 @@ from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Ta
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf
-from rollonce.kernels.base import BoolArray, full_table, similarity
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, full_table, similarity
 from rollonce.kernels.combine import normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
@@ -60,19 +60,25 @@ class Ridge(LinearSmoother):
         if past == 0:
             return normalise(np.zeros(visible_KBM.shape), visible_KBM)
         out = np.zeros(visible_KBM.shape)
-        recency = self.decay ** ages_M[n_rows:].astype(np.float64)
+        ages = ages_M[n_rows:] - ages_M[n_rows:].min()
+        recency = np.exp(np.maximum(ages * np.log(self.decay), np.log(1e-12)))
         share = recency / recency.sum()
         centre = np.eye(past) - share[None, :]
         for k in range(n_blocks):
             rows, columns = columns_KM[k : k + 1, :n_rows], columns_KM[k : k + 1, n_rows:]
             gram, cross = np.zeros((past, past)), np.zeros((n_rows, past))
             for feature in self.features:
-                gram += similarity(feature, tasks, columns, columns)[0] if len(tasks) > 2048 else full_table(feature, tasks)[np.ix_(columns[0], columns[0])]
-                cross += similarity(feature, tasks, rows, columns)[0] if len(tasks) > 2048 else full_table(feature, tasks)[np.ix_(rows[0], columns[0])]
+                if len(tasks) > FULL_MATRIX_UP_TO:
+                    gram += similarity(feature, tasks, columns, columns)[0]
+                    cross += similarity(feature, tasks, rows, columns)[0]
+                else:
+                    table = full_table(feature, tasks)
+                    gram += table[np.ix_(columns[0], columns[0])]
+                    cross += table[np.ix_(rows[0], columns[0])]
             cross_c = cross - (gram @ share)[None, :]
             cross_c = cross_c - (cross_c @ share)[:, None]
             gram_c = centre @ gram @ centre.T
-            solved = np.linalg.solve(gram_c + self.penalty * np.diag(1 / (recency / recency.max())), cross_c.T).T
+            solved = np.linalg.solve(gram_c + self.penalty * np.diag(1 / recency), cross_c.T).T
             w = share[None, :] + solved @ centre
             hidden = ~visible_KBM[k, :, n_rows:]
             if hidden.any():  # a copy of the own task in the window: take its weight out
@@ -154,7 +160,7 @@ class BoostedTrees(Baseline):
             learning_rate=self.learning_rate,
             max_leaf_nodes=self.max_leaf_nodes,
             min_samples_leaf=max(5, min(20, len(history) // 16)),
-            early_stopping=False,
+            early_stopping=False,  # pyright: ignore[reportArgumentType]
             random_state=self.seed,
         )
         model.fit(np.hstack(blocks), history.rewards_H)
@@ -167,6 +173,8 @@ class BoostedTrees(Baseline):
         self.used_prior_B = np.full(len(batch), len(rows) == 0)
         if fitted is None:
             return np.full(len(batch), rows.rewards_H.mean() if len(rows) else self.prior)
+        if len(batch) == 0:
+            return np.zeros(0)
         model, projections = fitted
         blocks = []
         for feature, projection in zip(self.features, projections, strict=True):
@@ -205,7 +213,8 @@ def _principal(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
     """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components (uncentred)."""
     gram = matrix.dot_transposed(matrix)
     values, vectors = np.linalg.eigh(gram)
-    n = min(n, len(values))
+    # Beyond the matrix's rank an eigenvector is rounding noise, which the trees would split on: differently for each order of rows.
+    n = max(1, min(n, int((values > 1e-9 * max(values[-1], 1e-300)).sum())))
     values, vectors = values[::-1][:n], vectors[:, ::-1][:, :n]
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(n)])
     return matrix, vectors / np.sqrt(np.maximum(values, 1e-12))

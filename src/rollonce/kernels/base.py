@@ -114,5 +114,5 @@ def _squared_distance(left: FloatArray | SparseRows, right: FloatArray | SparseR
 def _row_squares(matrix: FloatArray | SparseRows) -> FloatArray:
     if isinstance(matrix, SparseRows):
         rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.indptr))
-        return np.bincount(rows, weights=matrix.data**2, minlength=len(matrix))
-    return np.einsum("nd,nd->n", matrix, matrix)
+        return np.bincount(rows, weights=matrix.data**2, minlength=len(matrix)).astype(np.float64)
+    return (matrix * matrix).sum(axis=1)

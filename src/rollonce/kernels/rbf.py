@@ -29,4 +29,4 @@ class Rbf(Kernel):
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """(K, B, M) float64."""
         d2 = similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
-        return d2 / (-2 * self.length_scale**2)
+        return d2 / (-2 * max(self.length_scale, 1e-100) ** 2)  # the square of a smaller one would underflow

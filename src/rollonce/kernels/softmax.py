@@ -38,7 +38,7 @@ class Softmax(Kernel):
         s = similarity(self.feature, tasks, rows_KB, columns_KM)
         if self.temperature < 1e-6:  # differences of rounding size are ties, which share, rather than a winner
             s = np.round(s, 9)
-        return s / self.temperature
+        return s / max(self.temperature, 1e-100)  # smaller ones would overflow, and mean the same
 
     def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         """``exp((cos - 1) / T)``: positive semi-definite, and 1 for a task with itself where rows have unit length."""
