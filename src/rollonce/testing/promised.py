@@ -197,23 +197,28 @@ def weights(s: Subject) -> str:
     """Rows sum to 1, the own weight is 0, W r is predict, and W does not depend on the rewards."""
     for state, baseline in s.states():
         assert isinstance(baseline, LinearSmoother)
-        batch = s.samples.batch()
-        w, b = baseline.weights(batch), baseline.predict(batch)
-        past = baseline.history.last(baseline.window).rewards_H
-        n = len(batch)
-        if w.shape != (n, n + len(past)):
-            raise Failed(f"weights have shape {w.shape} {state}; ({n}, {n + len(past)}) was expected: batch, then window")
-        if (own := np.abs(np.diagonal(w)).max()) != 0:
-            raise Failed(f"the largest own weight is {own:.3g} {state}; it must be exactly 0")
-        seen = ~np.asarray(baseline.used_prior_B)
-        if (i := differs(w.sum(axis=1)[seen], np.ones(int(seen.sum())))) is not None:
-            raise Failed(f"a row of weights sums to {w.sum(axis=1)[seen][i]:.9g} {state}")
-        if (i := differs((w @ np.concatenate([batch.rewards_B, past]))[seen], b[seen])) is not None:
-            raise Failed(f"weights @ rewards is not what predict gives in row {i} {state}")
-        other = baseline.weights(with_rewards(batch, s.samples.rewards(n, 1)))
-        if not np.array_equal(w, other):
-            raise Failed(f"the weights changed with the batch's rewards {state}: something is fitted on the batch itself")
+        _weights(s, baseline, s.samples.batch(), state)
+        if not s.template.tags.needs_groups:
+            _weights(s, baseline, s.samples.with_prompts(s.samples.prompts[:1]), f"{state}, for a batch of one")
     return "weights sum to 1, leave the own rollout out and give predict"
+
+
+def _weights(s: Subject, baseline: LinearSmoother, batch: Batch, state: str) -> None:
+    w, b = baseline.weights(batch), baseline.predict(batch)
+    past = baseline.history.last(baseline.window).rewards_H
+    n = len(batch)
+    if w.shape != (n, n + len(past)):
+        raise Failed(f"weights have shape {w.shape} {state}; ({n}, {n + len(past)}) was expected: batch, then window")
+    if (own := np.abs(np.diagonal(w)).max()) != 0:
+        raise Failed(f"the largest own weight is {own:.3g} {state}; it must be exactly 0")
+    seen = ~np.asarray(baseline.used_prior_B)
+    if (i := differs(w.sum(axis=1)[seen], np.ones(int(seen.sum())))) is not None:
+        raise Failed(f"a row of weights sums to {w.sum(axis=1)[seen][i]:.9g} {state}")
+    if (i := differs((w @ np.concatenate([batch.rewards_B, past]))[seen], b[seen])) is not None:
+        raise Failed(f"weights @ rewards is not what predict gives in row {i} {state}")
+    other = baseline.weights(with_rewards(batch, s.samples.rewards(n, 1)))
+    if not np.array_equal(w, other):
+        raise Failed(f"the weights changed with the batch's rewards {state}: something is fitted on the batch itself")
 
 
 def history(s: Subject) -> str:
