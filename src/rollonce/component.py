@@ -7,7 +7,9 @@ they are the whole of a saved baseline, so nothing needs pickle.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
+import typing
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -99,10 +101,31 @@ def from_config(config: dict[str, Any]) -> Any:
     unknown = sorted(set(settings) - names)
     if unknown:
         raise InputError(f"{kind!r} has no setting {unknown[0]!r}; it has: {', '.join(sorted(names)) or 'none'}")
+    _check_parts(cls, settings)
     try:
         return cls(**settings)
     except TypeError as e:
         raise InputError(f"{kind!r} cannot be built from {settings}: {e}") from None
+
+
+def _check_parts(cls: type[Component], settings: dict[str, Any]) -> None:
+    """A kernel where a kernel belongs, a feature where a feature does: otherwise a damaged file fails much later, in `predict`."""
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError:  # a user's class that names types from inside a function
+        return
+    for name, value in settings.items():
+        hint = hints.get(name)
+        several = typing.get_origin(hint) is collections.abc.Sequence
+        wanted = typing.get_args(hint)[0] if several else hint
+        if not (isinstance(wanted, type) and issubclass(wanted, Component)):
+            continue
+        if several and not isinstance(value, list | tuple):
+            raise InputError(f"{name!r} of a {cls.type!r} must be a list of {wanted.__name__}s, not {str(value)[:80]!r}")
+        for part in value if several else [value]:
+            if not isinstance(part, wanted):
+                found = repr(part.type) if isinstance(part, Component) else repr(str(part)[:80])
+                raise InputError(f"{name!r} of a {cls.type!r} must be a {wanted.__name__}, not {found}")
 
 
 def registered_types() -> dict[str, type[Component]]:
