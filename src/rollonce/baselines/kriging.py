@@ -72,7 +72,8 @@ class Kriging(LinearSmoother):
         for kernel, v in zip(self.kernels, self.variances, strict=True):
             if v > 0:
                 c += v * kernel.covariance(tasks, columns_KM, columns_KM)
-        noise = 1.0 if ages_M is None else self.decay ** -np.minimum(ages_M.astype(np.float64), 700.0)
+        # A row with 1e12 times the noise counts for nothing already; more would only overflow.
+        noise = 1.0 if ages_M is None else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12)))
         diagonal = np.arange(n_columns)
         c[:, diagonal, diagonal] += self.nugget + noise
         return c
@@ -85,15 +86,37 @@ class Kriging(LinearSmoother):
             out = np.zeros((n_blocks, n_rows, n_columns))
             out[:, :, keep] = self.weight_blocks(tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep])
             return out
-        out = np.empty((n_blocks, n_rows, n_columns))
         shared = self._shared_precision(tasks, columns_KM, ages_M)
-        for k in range(n_blocks):
-            p = shared[np.ix_(columns_KM[k], columns_KM[k])] if shared is not None else _residual_precision(self._one(tasks, columns_KM[k], ages_M))
-            out[k] = leave_out(p, n_rows, visible_KBM[k])
+        only_self = (~visible_KBM).sum(axis=2).max(initial=0) <= 1
+        if shared is None and only_self and n_columns > 4 * n_rows:
+            return self._own_rows(tasks, columns_KM, n_rows, ages_M)
+        out = np.empty((n_blocks, n_rows, n_columns))
+        chunk = max(1, 4_000_000 // n_columns**2)
+        for start in range(0, n_blocks, chunk):
+            columns, visible = columns_KM[start : start + chunk], visible_KBM[start : start + chunk]
+            if shared is not None:
+                p = shared[columns[:, :, None], columns[:, None, :]]
+            else:
+                p = residual_precision(self.covariance(tasks, columns, ages_M))
+            out[start : start + chunk] = leave_out(p, n_rows, visible)
         return out
 
-    def _one(self, tasks: Tasks, columns_M: IntArray, ages_M: IntArray) -> FloatArray:
-        return self.covariance(tasks, columns_M[None], ages_M)[0]
+    def _own_rows(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, ages_M: IntArray) -> FloatArray:
+        """Leave-one-out weights where only the own column is hidden: solves for B rows of P rather than for all M."""
+        n_blocks, n_columns = columns_KM.shape
+        out = np.empty((n_blocks, n_rows, n_columns))
+        right = np.zeros((n_columns, n_rows + 1))
+        right[np.arange(n_rows), np.arange(n_rows)] = 1.0
+        right[:, n_rows] = 1.0
+        for k in range(n_blocks):
+            solved = np.linalg.solve(self.covariance(tasks, columns_KM[k : k + 1], ages_M)[0], right)
+            s = solved[:, n_rows]
+            p_BM = solved[:, :n_rows].T - np.outer(s[:n_rows], s) / s.sum()
+            own = np.arange(n_rows)
+            w = -p_BM / p_BM[own, own][:, None]
+            w[own, own] = 0.0
+            out[k] = w
+        return out
 
     def _shared_precision(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray) -> FloatArray | None:
         """P over all tasks, when every block sees each of them once and age makes no difference: one solve for all blocks."""
@@ -101,31 +124,42 @@ class Kriging(LinearSmoother):
         everywhere = columns_KM.shape[1] == n and len(columns_KM) > 1 and (self.decay == 1 or not ages_M.any()) and n <= FULL_MATRIX_UP_TO
         if not everywhere or (np.sort(columns_KM, axis=1) != np.arange(n)).any():
             return None
-        return _residual_precision(self.covariance(tasks, np.arange(n)[None])[0])
+        return residual_precision(self.covariance(tasks, np.arange(n)[None]))[0]
 
 
-def _residual_precision(c_MM: FloatArray) -> FloatArray:
-    """``P = C^-1 - C^-1 1 1' C^-1 / (1' C^-1 1)`` (M, M), symmetric, with ``P 1 = 0``."""
-    inverse = np.linalg.inv(c_MM)
-    inverse = (inverse + inverse.T) / 2
-    s = inverse.sum(axis=1)
-    return inverse - np.outer(s, s) / s.sum()
+def residual_precision(c_KMM: FloatArray) -> FloatArray:
+    """``P = C^-1 - C^-1 1 1' C^-1 / (1' C^-1 1)`` (K, M, M), symmetric, with ``P 1 = 0``."""
+    inverse = np.linalg.inv(c_KMM)
+    inverse = (inverse + inverse.swapaxes(1, 2)) / 2
+    s = inverse.sum(axis=2)
+    return inverse - s[:, :, None] * s[:, None, :] / s.sum(axis=1)[:, None, None]
 
 
-def leave_out(p_MM: FloatArray, n_rows: int, visible_BM: BoolArray) -> FloatArray:
-    """Weights (B, M) that predict each row's reward from the columns it may see, from the residual precision P.
+def leave_out(p_KMM: FloatArray, n_rows: int, visible_KBM: BoolArray) -> FloatArray:
+    """Weights (K, B, M) that predict each row's reward from the columns it may see, from the residual precision P.
 
-    Leaving out a set S of columns that includes i: ``b_i = r_i - [P_SS^-1 (P r)_S]_i``. For S = {i} that is the usual
-    leave-one-out; a row that sees nothing gets no weights.
+    Leaving out a set S of columns that includes i: ``b_i = r_i - [P_SS^-1 (P r)_S]_i``, so the weights on the others are
+    ``-[P_SS^-1 P_S,rest]_i``; for S = {i} that is the usual leave-one-out. A row that sees nothing gets no weights.
     """
-    out = np.zeros((n_rows, p_MM.shape[1]))
-    hidden_B = (~visible_BM).sum(axis=1)
-    for i in range(n_rows):
-        if hidden_B[i] == 1 and p_MM.shape[1] > 1:
-            out[i] = -p_MM[i] / p_MM[i, i]
-        elif visible_BM[i].any():
-            s = np.flatnonzero(~visible_BM[i])
-            unit = (s == i).astype(np.float64)
-            out[i] = -np.linalg.solve(p_MM[np.ix_(s, s)], unit) @ p_MM[s]
-        out[i, ~visible_BM[i]] = 0.0
+    own = np.arange(n_rows)
+    hidden_KBM = ~visible_KBM
+    n_hidden_KB = hidden_KBM.sum(axis=2)
+    diagonal = p_KMM[:, own, own][:, :, None]
+    # A batch of one row and no history has P = 0: nothing to divide by, and nothing to see.
+    out = np.divide(-p_KMM[:, :n_rows], diagonal, out=np.zeros((len(p_KMM), n_rows, p_KMM.shape[2])), where=diagonal > 0)
+    k_two, i_two = np.nonzero(n_hidden_KB == 2)
+    if len(k_two):  # one copy beside itself, the usual case in a bootstrap resample: 2 x 2 in closed form
+        hidden = hidden_KBM[k_two, i_two].copy()
+        hidden[np.arange(len(k_two)), i_two] = False
+        other = hidden.argmax(axis=1)
+        p_i, p_c = p_KMM[k_two, i_two], p_KMM[k_two, other]
+        ii, cc, ic = p_i[np.arange(len(other)), i_two], p_c[np.arange(len(other)), other], p_i[np.arange(len(other)), other]
+        determinant = ii * cc - ic**2
+        safe = np.where(determinant > 1e-12 * ii * cc, determinant, 1.0)
+        out[k_two, i_two] = -(cc[:, None] * p_i - ic[:, None] * p_c) / safe[:, None]
+    for k, i in zip(*np.nonzero(n_hidden_KB > 2), strict=True):
+        s = np.flatnonzero(hidden_KBM[k, i])
+        if len(s) < p_KMM.shape[2]:
+            out[k, i] = -np.linalg.solve(p_KMM[k][np.ix_(s, s)], (s == i).astype(np.float64)) @ p_KMM[k][s]
+    out[hidden_KBM] = 0.0
     return out

@@ -60,21 +60,22 @@ class SparseRows:
         Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N rows
         of about 60 terms that is a small matrix product, and it needs numpy alone.
         """
-        columns = np.unique(self.indices)
-        place = np.full(self.n_columns, -1, dtype=np.int64)
-        place[columns] = np.arange(len(columns))
+        columns, inverse = np.unique(self.indices, return_inverse=True)
         left = np.zeros((len(self), len(columns)))
-        left[np.repeat(np.arange(len(self)), np.diff(self.indptr)), place[self.indices]] = self.data
+        left[np.repeat(np.arange(len(self)), np.diff(self.indptr)), inverse] = self.data
         if other is self:
             return left @ left.T
-        out = np.empty((len(self), len(other)))
-        chunk = max(64, int(2_000_000 // max(len(columns), 1)))
+        out = np.zeros((len(self), len(other)))
+        if not len(columns):
+            return out
+        chunk = max(64, int(2_000_000 // len(columns)))
         for start in range(0, len(other), chunk):
             stop = min(start + chunk, len(other))
             a, z = other.indptr[start], other.indptr[stop]
-            at = place[other.indices[a:z]]
+            indices = other.indices[a:z]
+            at = np.minimum(np.searchsorted(columns, indices), len(columns) - 1)
+            known = columns[at] == indices
             row = np.repeat(np.arange(stop - start), np.diff(other.indptr[start : stop + 1]))
-            known = at >= 0
             right = np.zeros((stop - start, len(columns)))
             right[row[known], at[known]] = other.data[a:z][known]
             out[:, start:stop] = left @ right.T

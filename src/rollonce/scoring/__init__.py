@@ -1,0 +1,26 @@
+"""Scoring: moments, effective batch sizes, intervals."""
+
+from rollonce.scoring.board import Board, default_baselines, score_rollouts
+from rollonce.scoring.groups import GroupScore, dead_group_fraction, group_scores
+from rollonce.scoring.moments import Estimate, Moments, loo_b_eff, moments
+from rollonce.scoring.scorer import Score, Scorer, check_scorable
+from rollonce.scoring.watch import Watcher, WatchScore, steps_of
+
+__all__ = [
+    "Board",
+    "Estimate",
+    "GroupScore",
+    "Moments",
+    "Score",
+    "Scorer",
+    "WatchScore",
+    "Watcher",
+    "check_scorable",
+    "dead_group_fraction",
+    "default_baselines",
+    "group_scores",
+    "loo_b_eff",
+    "moments",
+    "score_rollouts",
+    "steps_of",
+]

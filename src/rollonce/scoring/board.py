@@ -1,0 +1,234 @@
+"""The board of a table of rollouts: every baseline's score, ranked, with what stands apart standing apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollonce.baselines import (
+    Baseline,
+    BoostedTrees,
+    Constant,
+    FlashReinforce,
+    KernelBaseline,
+    Kriging,
+    LeaveOneOut,
+    NoBaseline,
+    Oracle,
+    ReinforcePlusPlus,
+    Ridge,
+    Tracker,
+    family_mean,
+    published_tfidf,
+)
+from rollonce.features import LogLength, Tfidf
+from rollonce.kernels import Buckets, Nearest, Rbf, Softmax
+from rollonce.rollouts import Rollouts, Tasks
+from rollonce.scoring.groups import GroupScore, group_scores
+from rollonce.scoring.moments import Moments, loo_b_eff, moments
+from rollonce.scoring.scorer import Score, Scorer, check_scorable
+
+CURVE_SIZES = (8, 16, 32, 64, 128)
+
+
+@dataclass
+class Board:
+    """Scores of many baselines on one table.
+
+    Attributes:
+        name: The table's name; ``source`` its file.
+        batch_size: B.
+        moments: s2, tau2, SNR.
+        scores: Baselines that work at one rollout per task, best ratio first.
+        apart: Those that need repeats or extra rollouts (trackers, the oracle): ceilings, not choices.
+        groups: RLOO / GRPO at the same number of rollouts.
+        curve: B_eff against batch size, label -> [(B, B_eff)].
+        difficulty: Task means (N,), for the histogram.
+        notes: Sentences that the reader must know (windows cut short, no repeats, equal rewards ...).
+        settings: How it was computed: batches, resamples, seed, window.
+    """
+
+    name: str
+    source: str
+    batch_size: int
+    moments: Moments
+    scores: list[Score]
+    apart: list[Score]
+    groups: list[GroupScore]
+    curve: dict[str, list[tuple[int, float]]]
+    difficulty: list[float]
+    notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def loo(self) -> Score | None:
+        """The in-batch leave-one-out mean, the yardstick."""
+        return next((s for s in self.scores if s.label == LeaveOneOut().label), None)
+
+    @property
+    def best(self) -> Score:
+        """The best baseline that works at one rollout per task."""
+        return self.scores[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON; NaN and infinities become null."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, tuple) and hasattr(value, "_asdict"):
+                return {k: plain(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
+            if isinstance(value, dict):
+                return {k: plain(v) for k, v in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(v) for v in value]
+            if isinstance(value, float | np.floating):
+                return float(value) if np.isfinite(value) else None
+            return value
+
+        return {k: plain(getattr(self, k)) for k in self.__dataclass_fields__}
+
+
+def default_baselines(tasks: Tasks, window: int = 512) -> list[Baseline]:
+    """The baselines of `rollonce score`, unfitted: plain ones, the published examples, relatives, and their windowed forms.
+
+    A declared column becomes a "same column" baseline of its own.
+    """
+    families = [family_mean(c, window=w) for c in tasks.column_names for w in (0, window)]
+    return [
+        NoBaseline(),
+        Constant(),
+        FlashReinforce(),
+        ReinforcePlusPlus(),
+        LeaveOneOut(),
+        LeaveOneOut(window=window),
+        KernelBaseline(Buckets()),
+        KernelBaseline(Buckets(), window=window),
+        published_tfidf(),
+        published_tfidf(window),
+        KernelBaseline(Softmax(), shrinkage=0.5),
+        KernelBaseline(Softmax(Tfidf(sublinear=True), temperature=0.2)),
+        KernelBaseline(Softmax(Tfidf(analyzer="char_wb", ngrams=(3, 5)), temperature=0.1)),
+        KernelBaseline(Rbf(LogLength())),
+        KernelBaseline(Nearest(k=8)),
+        *families,
+        Kriging(),
+        Kriging(window=window),
+        Ridge(window=window),
+        BoostedTrees(window=window),
+        Tracker(),
+        Oracle(),
+    ]
+
+
+def score_rollouts(
+    rollouts: Rollouts,
+    *,
+    baselines: Sequence[Baseline] | None = None,
+    batch_size: int = 32,
+    window: int = 512,
+    n_batches: int = 2000,
+    resamples: int = 100,
+    seed: int = 0,
+    held_out: float = 0.0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Board:
+    """Score baselines on a table of rollouts.
+
+    Args:
+        rollouts: The table.
+        baselines: What to score; `default_baselines` by default. The LOO mean is always there.
+        batch_size: B.
+        window: Rows of history for the windowed defaults.
+        n_batches, resamples, seed: See `Scorer`.
+        held_out: With a fraction in (0, 1): features are fitted on the other tasks and only this fraction is scored as targets.
+        progress: Called with (label, done, total).
+
+    Raises:
+        InputError: if no batch can be drawn from the table.
+    """
+    check_scorable(rollouts, batch_size)
+    tasks = rollouts.tasks
+    chosen = list(baselines) if baselines is not None else default_baselines(tasks, window)
+    if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
+        chosen.insert(0, LeaveOneOut())
+    targets, fit_on = None, tasks
+    if held_out:
+        order = np.random.default_rng([seed, 7]).permutation(rollouts.n_tasks)
+        n_held = max(1, round(held_out * rollouts.n_tasks))
+        targets, fit_on = order[:n_held], tasks.take(order[n_held:])
+    scorer = Scorer(rollouts, batch_size, n_batches, resamples, seed=seed, targets=targets)
+    scores = []
+    for i, baseline in enumerate(chosen):
+        if progress:
+            progress(baseline.label, i, len(chosen))
+        if not (baseline.tags.needs_repeats and not scorer.has_repeats):
+            baseline.fit(fit_on)
+            scores.append(scorer.score(baseline))
+    if progress:
+        progress("", len(chosen), len(chosen))
+    usable = sorted((s for s in scores if not s.needs), key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf)
+    m = moments(rollouts, seed=seed)
+    best = next((s for s in usable if np.isfinite(s.b_eff.value)), None)
+    return Board(
+        rollouts.name,
+        rollouts.source,
+        batch_size,
+        m,
+        usable,
+        [s for s in scores if s.needs],
+        group_scores(rollouts, batch_size, best.b_eff.value) if best else [],
+        _curve(rollouts, m, chosen, usable, seed) if best else {},
+        [float(x) for x in rollouts.means_N],
+        _notes(rollouts, scorer, m, usable, held_out),
+        {"n_batches": n_batches, "resamples": resamples, "seed": seed, "window": window, "held_out": held_out},
+    )
+
+
+def _curve(rollouts: Rollouts, m: Moments, chosen: Sequence[Baseline], usable: list[Score], seed: int) -> dict[str, list[tuple[int, float]]]:
+    """B_eff against batch size: the LOO mean in closed form, the published kernel and the best in-batch baseline by simulation."""
+    sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
+    curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
+    curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
+    by_label = {b.label: b for b in chosen}
+    wanted = [published_tfidf().label] + [s.label for s in usable if not s.window and not s.scored_as][:1]
+    for label in dict.fromkeys(wanted):
+        if label in by_label and label not in curve:
+            curve[label] = [
+                (b, Scorer(rollouts, b, n_batches=300, resamples=0, seed=seed).score(by_label[label]).b_eff.value) for b in sizes
+            ]
+    return curve
+
+
+def _notes(rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], held_out: float) -> list[str]:
+    notes = []
+    if not scorer.has_repeats:
+        notes.append(
+            "Every task has a single rollout, so within-task noise (s2) and absolute B_eff cannot be known; baselines are ranked by "
+            "E[A^2], whose ratio to LOO is the ratio of their B_eff. Sample some tasks twice or more for the level."
+        )
+    elif m.s2.value == 0:
+        notes.append(
+            "All rollouts of each task earned the same reward, so s2 = 0 and B_eff is 0 for every baseline that errs at all: "
+            "there is no sampling noise to compare with. Check the reward, or sample at a higher temperature."
+        )
+    elif m.n_repeated < m.n_tasks:
+        notes.append(f"{m.n_tasks - m.n_repeated} of {m.n_tasks} tasks have a single rollout; s2 is taken from the other {m.n_repeated}.")
+    if np.ptp(rollouts.rewards_R) == 0:
+        notes.append(f"All {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: nothing can be learned or compared.")
+    if scorer.has_repeats and m.tau2.value <= 0 < m.s2.value:
+        notes.append("The tasks' means differ no more than by chance (tau2 <= 0): the batch mean is already as good as any baseline can be.")
+    cut = [s for s in usable if s.window < s.window_asked]
+    if cut:
+        notes.append(
+            f"A window of {cut[0].window_asked} rows was asked for, but {m.n_tasks} tasks less a batch of {scorer.batch_size} leave "
+            f"{cut[0].window} other tasks; that many were used."
+        )
+    if m.same_prompt:
+        notes.append(f"{m.same_prompt} tasks share their prompt with another task id; windows never hold a task's own prompt.")
+    if held_out:
+        notes.append(f"Features were fitted on {1 - held_out:.0%} of the tasks and scored on the other {held_out:.0%}.")
+    if rollouts.skipped:
+        notes.append(f"{len(rollouts.skipped)} bad rows were skipped; the first: {rollouts.skipped[0]}")
+    return notes

@@ -1,0 +1,131 @@
+"""Ranks baselines from ordinary training logs with one rollout per task: ``E[A^2] = s2 + MSE`` needs no repeats.
+
+``r_i`` and ``b_i`` are independent given the task, so the ratio of two baselines' B_eff is the inverse ratio of their mean squared
+advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings (same normalised prompt) are hidden
+from it: a sibling has similarity 1 and would pass for skill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import Baseline, Batch, History, LeaveOneOut
+from rollonce.rollouts import FloatArray, Rollouts
+from rollonce.scoring.moments import Estimate
+from rollonce.scoring.scorer import log_interval
+
+
+class WatchScore(NamedTuple):
+    """One baseline over the steps seen so far.
+
+    Attributes:
+        label: What it is called.
+        mean_squared_advantage: ``E[A^2]`` of the leave-one-out form.
+        ratio: B_eff relative to the in-batch LOO mean, ``E[A_LOO^2] / E[A^2]``, with a jackknife interval over steps.
+        recent: The same over the newest 20 steps.
+        steps, rows: Counted.
+        scored_as: Label of the leave-one-out twin that stood in, or "".
+    """
+
+    label: str
+    mean_squared_advantage: float
+    ratio: Estimate
+    recent: float
+    steps: int
+    rows: int
+    scored_as: str
+
+
+class Watcher:
+    """Shadow-scores baselines on a stream of steps; each sees past steps only through its own history.
+
+    Args:
+        baselines: Fitted baselines; the in-batch LOO mean is added. None may need groups.
+    """
+
+    def __init__(self, baselines: Sequence[Baseline]) -> None:
+        twins = [(b.label, b.twin()) for b in baselines if not b.tags.needs_groups]
+        if not any(isinstance(t, LeaveOneOut) and not t.window and label == t.label for label, t in twins):
+            twins.insert(0, (LeaveOneOut().label, LeaveOneOut()))
+        self.baselines = twins
+        self._loo = next(i for i, (label, t) in enumerate(twins) if isinstance(t, LeaveOneOut) and not t.window and label == t.label)
+        self._sums: list[FloatArray] = []
+        self._rows: list[int] = []
+
+    def step(self, batch: Batch) -> None:
+        """Score one step's rollouts, then let them join the histories. Steps in which no row sees another task are passed over."""
+        keys = batch.tasks.prompt_keys
+        sums = np.zeros(len(self.baselines))
+        counted = len(np.unique(keys)) > 1
+        if counted:
+            for k, (_, baseline) in enumerate(self.baselines):
+                b = predict_without_siblings(baseline, batch)
+                sums[k] = float(((batch.rewards_B - b) ** 2).sum())
+        for _, baseline in self.baselines:
+            baseline.observe(batch)
+        if counted:
+            self._sums.append(sums)
+            self._rows.append(len(batch))
+
+    def scores(self) -> list[WatchScore]:
+        """Scores so far, best first. Empty before the first step."""
+        if not self._sums:
+            return []
+        sums, rows = np.array(self._sums), np.array(self._rows)
+        total = sums.sum(axis=0)
+        n = len(rows)
+        out = []
+        for k, (label, baseline) in enumerate(self.baselines):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                log_rest = np.log(total[self._loo] - sums[:, self._loo]) - np.log(total[k] - sums[:, k])
+                ratio = total[self._loo] / total[k]
+                recent = sums[-20:, self._loo].sum() / sums[-20:, k].sum()
+            se = float(np.sqrt((n - 1) / n * ((log_rest - log_rest.mean()) ** 2).sum())) if n > 2 and np.isfinite(log_rest).all() else np.nan
+            scored_as = baseline.label if baseline.label != label else ""
+            out.append(
+                WatchScore(label, total[k] / rows.sum(), log_interval(ratio, se, max(n - 1, 1)), float(recent), n, int(rows.sum()), scored_as)
+            )
+        return sorted(out, key=lambda s: s.mean_squared_advantage)
+
+
+def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
+    """b (B,) where a row sees no other row with its normalised prompt, in the batch or in the history."""
+    keys = batch.tasks.prompt_keys
+    out = np.empty(len(batch))
+    history = baseline.history
+    both = (batch.tasks.prompts, history.tasks.prompts)
+    from rollonce.rollouts import normalise_prompt
+
+    past = {normalise_prompt(p) for p in both[1]}
+    repeated = {int(k) for k, c in zip(*np.unique(keys, return_counts=True), strict=True) if c > 1}
+    clean = np.array([int(k) not in repeated and normalise_prompt(p) not in past for k, p in zip(keys, both[0], strict=True)])
+    if clean.any():
+        out[clean] = baseline.predict(batch)[clean]
+    for key in np.unique(keys[~clean]):
+        members = np.flatnonzero(keys == key)
+        prompt = normalise_prompt(both[0][members[0]])
+        rest = np.flatnonzero(keys != key)
+        keep = np.flatnonzero([normalise_prompt(p) != prompt for p in both[1]]) if len(history) else np.zeros(0, np.int64)
+        others = History(history.tasks.take(keep).detached(), history.rewards_H[keep], history.ages_H[keep]) if len(history) else history
+        for i in members:
+            at = np.concatenate([[i], rest])
+            b = baseline.predict(Batch(batch.tasks.take(at), batch.rewards_B[at]), others if baseline.keep_rows else None)
+            out[i] = b[0]
+    return out
+
+
+def steps_of(rollouts: Rollouts, batch_size: int | None = None) -> Iterator[Batch]:
+    """The rollouts of a log as steps, in order: by its step column, or in runs of ``batch_size`` rows of the file."""
+    order = np.argsort(rollouts.order_R, kind="stable") if rollouts.order_R is not None else np.arange(rollouts.n_rollouts)
+    task_of = rollouts.task_of_R
+    if rollouts.steps_R is not None and batch_size is None:
+        step = rollouts.steps_R[order]
+        groups: Iterable[np.ndarray] = [order[step == s] for s in np.unique(step)]
+    else:
+        size = batch_size or 32
+        groups = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
+    for rows in groups:
+        yield Batch(rollouts.tasks.take(task_of[rows]), rollouts.rewards_R[rows])
