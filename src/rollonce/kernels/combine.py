@@ -38,6 +38,10 @@ class Product(Kernel):
             total = total + kernel.log_weights(tasks, rows_KB, columns_KM, visible_KBM)
         return total
 
+    def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+        """(K, B, M) product of the parts' covariances (Schur: positive semi-definite if they are)."""
+        return np.multiply.reduce([kernel.covariance(tasks, rows_KB, columns_KM) for kernel in self.kernels])
+
 
 @register
 @dataclass

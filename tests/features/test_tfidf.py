@@ -1,0 +1,151 @@
+"""TF-IDF is scikit-learn's, to the last digit that float64 keeps, without scikit-learn."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from rollonce.errors import InputError
+from rollonce.features import SparseRows, Tfidf
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps.",
+    "If Natalia sold 48 clips in April, and half as many in May, how many clips did she sell altogether?",
+    "def f(x):\n\treturn x**2 + 3*x - 1   # a   comment",
+    "Ünïcödé naïve café ΣΊΣΥΦΟΣ İstanbul ﬁn ｆｕｌｌ",
+    "東京は日本の首都です。 你好 世界",
+    "привет, мир! привет 123 123 123",
+    "emoji 🌍🏳️‍🌈 and a family 👨‍👩‍👧 here",
+    "a I x ? !",
+    "",
+    "   \n\t  ",
+    "under_score under_score CamelCase camelcase it's don't",
+    "the the the the the dog",
+    "éé éé e\u0301e\u0301 combining\u200djoiner",
+    "no\x00nul and \ufeff bom and \u202ertl",
+    "repeat " * 50,
+]
+NEW = ["the brown cat in Tokyo 東京", "nothing known zzz", "", "İİ ΣΣ clips clips April 48"]
+
+SETTINGS = [
+    {},
+    {"sublinear": True},
+    {"ngrams": (1, 2)},
+    {"ngrams": (2, 3), "sublinear": True},
+    {"min_df": 2},
+    {"analyzer": "char", "ngrams": (1, 1)},
+    {"analyzer": "char", "ngrams": (1, 3)},
+    {"analyzer": "char", "ngrams": (3, 5), "sublinear": True, "min_df": 2},
+    {"analyzer": "char_wb", "ngrams": (1, 4)},
+    {"analyzer": "char_wb", "ngrams": (3, 5)},
+    {"analyzer": "char_wb", "ngrams": (5, 6), "min_df": 2},
+]
+
+
+def theirs(s: dict) -> TfidfVectorizer:
+    return TfidfVectorizer(
+        analyzer=s.get("analyzer", "word"),
+        ngram_range=s.get("ngrams", (1, 1)),
+        sublinear_tf=s.get("sublinear", False),
+        min_df=s.get("min_df", 1),
+        max_features=s.get("max_features"),
+    )
+
+
+@pytest.mark.parametrize("s", SETTINGS, ids=str)
+def test_equals_scikit_learn(s):
+    ours, reference = Tfidf(**s).fit(TEXTS), theirs(s).fit(TEXTS)
+    assert list(ours.vocabulary_) == reference.get_feature_names_out().tolist()
+    np.testing.assert_allclose(ours.idf_, reference.idf_, rtol=0, atol=1e-12)
+    for texts in (TEXTS, NEW):
+        np.testing.assert_allclose(ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("s", [{"max_features": 3}, {"analyzer": "char", "max_features": 2}], ids=str)
+def test_max_features_keeps_the_most_frequent(s):
+    # Frequencies without ties at the cut; scikit-learn resolves ties by an unstable sort, we alphabetically.
+    texts = ["dog dog dog dog cat cat cat ox ox bee", "dog cat ox"]
+    reference = theirs(s).fit(texts)
+    assert list(Tfidf(**s).fit(texts).vocabulary_) == reference.get_feature_names_out().tolist()
+    assert list(Tfidf(max_features=2).fit(["bb aa", "cc aa"]).vocabulary_) == ["aa", "bb"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(st.text(max_size=40), min_size=1, max_size=8),
+    analyzer=st.sampled_from(["word", "char", "char_wb"]),
+    low=st.integers(1, 3),
+    more=st.integers(0, 2),
+    sublinear=st.booleans(),
+)
+def test_equals_scikit_learn_on_any_text(texts, analyzer, low, more, sublinear):
+    s = {"analyzer": analyzer, "ngrams": (low, low + more), "sublinear": sublinear}
+    try:
+        reference = theirs(s).fit(texts)
+    except ValueError:  # "empty vocabulary"
+        with pytest.raises(InputError, match="no term"):
+            Tfidf(**s).fit(texts)
+        return
+    ours = Tfidf(**s).fit(texts)
+    assert list(ours.vocabulary_) == reference.get_feature_names_out().tolist()
+    np.testing.assert_allclose(ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12)
+
+
+def test_by_hand():
+    f = Tfidf().fit(["red red blue", "blue"])
+    # blue is in both prompts: ln(3/3) + 1 = 1; red in one: ln(3/2) + 1 = 1.405465
+    x = f.transform(["red red blue"]).to_dense()[0]
+    norm = np.hypot(1.0, 2 * 1.4054651081081644)
+    np.testing.assert_allclose(x, [1 / norm, 2 * 1.4054651081081644 / norm], atol=1e-15)
+
+
+def test_skeleton_makes_one_template_of_many_numbers():
+    x = Tfidf(skeleton=True).fit(["add 12 and 7", "add 3,000.5 and 99", "take 1 from 2"]).transform(["add 12 and 7", "add 5 and 6"])
+    np.testing.assert_allclose(x.to_dense()[0], x.to_dense()[1], atol=0)
+
+
+def test_a_fitted_one_comes_back_from_plain_json():
+    import json
+
+    from rollonce.component import from_config
+
+    f = Tfidf(analyzer="char", ngrams=(2, 3), sublinear=True).fit(TEXTS)
+    g = from_config(json.loads(json.dumps(f.config())))
+    g.load_state_dict(json.loads(json.dumps(f.state_dict())))
+    assert np.array_equal(f.transform(NEW).to_dense(), g.transform(NEW).to_dense())
+    assert f.key == g.key
+
+
+def test_unfitted_and_bad_settings_say_what_to_do():
+    with pytest.raises(InputError, match=r"call fit\(prompts\)"):
+        Tfidf().transform(["a b"])
+    with pytest.raises(InputError, match="'sentence'"):
+        Tfidf(analyzer="sentence")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="shortest <= longest"):
+        Tfidf(ngrams=(2, 1))
+    with pytest.raises(InputError, match="no term in 2 prompts"):
+        Tfidf().fit(["", "?"])
+
+
+def test_refitting_forgets_cached_matrices():
+    from rollonce.rollouts import Tasks
+
+    tasks = Tasks(["red blue", "green"])
+    f = Tfidf().fit(["red"])
+    assert f.transform(tasks).shape == (2, 1)
+    assert f.fit(["red", "blue", "green"]).transform(tasks).shape == (2, 3)
+
+
+def test_sparse_rows_multiply_as_dense_ones(rng=np.random.default_rng(0)):
+    dense = rng.random((30, 50)) * (rng.random((30, 50)) < 0.1)
+    dense[3] = 0
+    at, columns = np.nonzero(dense)
+    x = SparseRows(np.concatenate([[0], np.cumsum(np.bincount(at, minlength=30))]), columns.astype(np.int32), dense[at, columns], 50)
+    rows = np.array([5, 3, 5, 29, 0])
+    assert np.array_equal(x[rows].to_dense(), dense[rows])
+    np.testing.assert_allclose(x.dot_transposed(x), dense @ dense.T, atol=1e-14)
+    np.testing.assert_allclose(x[rows].dot_transposed(x), dense[rows] @ dense.T, atol=1e-14)
+    np.testing.assert_allclose(x[np.array([3])].dot_transposed(x), np.zeros((1, 30)), atol=0)
+    assert np.array_equal(SparseRows.stack([x[rows], x]).to_dense(), np.vstack([dense[rows], dense]))
+    assert x[np.zeros(0, np.int64)].dot_transposed(x).shape == (0, 30)
