@@ -23,6 +23,10 @@ Reject = Callable[[str, int | None, str], None]
 """``reject(file, line, message)``: raises `InputError`, or notes the row and returns when bad rows are skipped."""
 
 
+Tell = Callable[[int], None]
+"""``tell(position)``: how many bytes of the file have been read, for a progress bar."""
+
+
 class Row(NamedTuple):
     """One rollout as a format gives it, unchecked. ``task=None`` groups by the prompt's text."""
 
@@ -131,7 +135,7 @@ class Format:
         """Blocks of (line numbers, records) of a file; JSON Lines unless overridden."""
         from rollonce.readers.jsonl import json_blocks
 
-        return json_blocks(path, reject)
+        return json_blocks(path, reject, options.state.get("tell"))
 
     def start(self, path: Path, options: Options) -> None:
         """Called before the rows of each file: what a format needs to know of the file as a whole goes into ``options.state``."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Reject, Row, kind_of
+from rollonce.readers.base import Format, Options, Reject, Row, keys_of, kind_of
 from rollonce.readers.join import NO_PROMPTS, Join
 from rollonce.readers.jsonl import read_document
 from rollonce.readers.probe import Probe
@@ -41,7 +41,10 @@ class _Document(Format):
         document = look.document if look is not None and look.document is not None else read_document(path)
         if not isinstance(document, dict):
             raise InputError(f"not a result file of {self.name}: {kind_of(document)}", file=path)
-        records = list(self.results(document))
+        try:
+            records = list(self.results(document))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise InputError(f"not a result file of {self.name}; {keys_of(document)}", file=path) from None
         yield range(1, len(records) + 1), records
 
     def results(self, document: dict[str, Any]) -> Iterable[Any]:

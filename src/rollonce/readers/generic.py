@@ -58,7 +58,7 @@ class Generic(Format):
         if look.kind == "json":
             rows = look.document if isinstance(look.document, list) else [look.document]
             return iter([(range(1, len(rows) + 1), rows)])
-        return json_blocks(path, reject)
+        return json_blocks(path, reject, options.state.get("tell"))
 
     def rows(self, record: Any, options: Options) -> Iterable[Row]:
         """One record's rollout."""
@@ -85,7 +85,9 @@ class Generic(Format):
             raise InputError(f"a row must be an object with keys, not {kind_of(record)}")
         keys: dict[str, str] = {}
         for what, usual in USUAL.items():
-            named = getattr(options, f"{what}_key") or (options.reward if what == "reward" else None)
+            named = getattr(options, f"{what}_key")
+            if named is None and what == "reward":
+                named = options.reward
             if named is None:
                 named = next((k for k in usual if k in record), None)
             if named is None and what in _FLAGS:

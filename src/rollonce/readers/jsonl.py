@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Reject
+from rollonce.readers.base import Reject, Tell
 
 # Small enough for the records of a block to stay in the processor's cache: twice as fast as 4 MiB.
 BLOCK_BYTES = 1 << 18
@@ -33,8 +33,8 @@ def open_binary(path: Path) -> BinaryIO:
         raise InputError(f"cannot be opened ({error.strerror or error})", file=path) from None
 
 
-def read_chunks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The file's bytes in pieces; a broken gzip becomes an `InputError` that says how far it read."""
+def read_chunks(path: Path, size: int = BLOCK_BYTES, tell: Tell | None = None) -> Iterator[bytes]:
+    """The file's bytes in pieces; a broken gzip becomes an `InputError` that says how far it read. ``tell`` hears the position on disk."""
     done = 0
     with open_binary(path) as stream:
         while True:
@@ -50,13 +50,15 @@ def read_chunks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
                 return
             done += len(chunk)
             yield chunk
+            if tell is not None:
+                tell(stream.fileobj.tell() if isinstance(stream, gzip.GzipFile) and stream.fileobj else done)
 
 
-def line_blocks(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def line_blocks(path: Path, tell: Tell | None = None) -> Iterator[tuple[int, int, bytes]]:
     """Blocks of whole lines with the 1-based number of their first line and how many they are."""
     rest: list[bytes] = []  # the pieces of a line that is not yet whole; lines may be far longer than a chunk
     line, first = 1, True
-    for chunk in read_chunks(path):
+    for chunk in read_chunks(path, tell=tell):
         if first:
             chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False  # the byte-order mark that some Windows tools write
         cut = chunk.rfind(b"\n") + 1
@@ -72,9 +74,9 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, bytes]]:
         yield line, 1, b"".join(rest)
 
 
-def json_blocks(path: Path, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+def json_blocks(path: Path, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
     """Blocks of (line numbers, records) of a JSON Lines file; lines that are no JSON go to ``reject``."""
-    for first_line, n, block in line_blocks(path):
+    for first_line, n, block in line_blocks(path, tell):
         yield parse_block(block, first_line, n, str(path), reject)
 
 

@@ -94,6 +94,8 @@ def read_rollouts(
     with _no_garbage_collection():
         for look in files:
             options.state["probe"] = look
+            if progress is not None:
+                options.state["tell"] = lambda position, before=done: progress(before + position, total)
             _read_file(look, reader, options, builder)
             done += look.path.stat().st_size
             if progress is not None:

@@ -363,7 +363,7 @@ class TableBuilder:
         same &= rollout_R[order][1:] >= 0
         if not same.any():
             return everything
-        names = {code: name for name, code in self._rollout_code.items()}
+        names = {code: name for name, code in self._rollout_code.items() if isinstance(name, str)}
         first = everything.copy()  # the first row of each run of equal ones, for the message
         drop = order[1:][same]
         for previous, current in zip(order[:-1][same], drop, strict=True):
