@@ -51,7 +51,8 @@ def read_chunks(path: Path, size: int = BLOCK_BYTES, tell: Tell | None = None) -
             done += len(chunk)
             yield chunk
             if tell is not None:
-                tell(stream.fileobj.tell() if isinstance(stream, gzip.GzipFile) and stream.fileobj else done)
+                packed = getattr(stream, "fileobj", None)  # gzip's file on disk
+                tell(done if packed is None else packed.tell())
 
 
 def line_blocks(path: Path, tell: Tell | None = None) -> Iterator[tuple[int, int, bytes]]:

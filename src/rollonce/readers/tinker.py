@@ -2,7 +2,9 @@
 
 Training summaries (rl/rollout_logging.py) hold no prompts. A join file gives them: rows with ``prompt``, perhaps ``task_id``, and the
 keys by which to find them, ``iteration`` and ``group_idx`` (what an environment's dataset builder knows: group g of batch i), or
-``tags``, or with ``split``. Only rows of the split ``train`` are read unless ``split=`` names another one (``eval/gsm8k``).
+``tags``, or with ``split``. Group numbers follow the dataset only in synchronous training without failed groups (rl/train.py enumerates
+the groups that it got); otherwise join by tags that name the task. Only rows of the split ``train`` are read unless ``split=`` names
+another one (``eval/gsm8k``).
 """
 
 from __future__ import annotations
