@@ -137,7 +137,8 @@ def test_refitting_forgets_cached_matrices():
     assert f.fit(["red", "blue", "green"]).transform(tasks).shape == (2, 3)
 
 
-def test_sparse_rows_multiply_as_dense_ones(rng=np.random.default_rng(0)):
+def test_sparse_rows_multiply_as_dense_ones():
+    rng = np.random.default_rng(0)
     dense = rng.random((30, 50)) * (rng.random((30, 50)) < 0.1)
     dense[3] = 0
     at, columns = np.nonzero(dense)

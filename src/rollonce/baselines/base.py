@@ -13,6 +13,7 @@ of *other* rollouts; the advantage is ``A_i = r_i - b_i``. The life of one in a 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from rollonce.component import Component, from_config
+from rollonce.component import Component, from_config, registered_types
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
 from rollonce.kernels.base import BoolArray, Kernel
@@ -361,7 +362,10 @@ def _as_json(document: dict[str, Any]) -> bytes:
 
 def copy_without_history(baseline: Baseline) -> Baseline:
     """A fresh baseline with the same settings and fit, and no history."""
-    clone = from_config(baseline.config())
+    if registered_types().get(baseline.type) is type(baseline):
+        clone = from_config(baseline.config())
+    else:  # a user's subclass without a type of its own: from_config would make its parent
+        clone = copy.deepcopy(baseline)
     state = baseline.state_dict()
     _drop_history(state)
     clone.load_state_dict(state)

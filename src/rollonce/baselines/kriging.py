@@ -72,8 +72,8 @@ class Kriging(LinearSmoother):
         for kernel, v in zip(self.kernels, self.variances, strict=True):
             if v > 0:
                 c += v * kernel.covariance(tasks, columns_KM, columns_KM)
-        # A row with 1e12 times the noise counts for nothing already; more would only overflow.
-        noise = 1.0 if ages_M is None else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12)))
+        # A row with a million times the noise counts for next to nothing; more would only cost digits.
+        noise = 1.0 if ages_M is None else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e6)))
         diagonal = np.arange(n_columns)
         c[:, diagonal, diagonal] += self.nugget + noise
         return c

@@ -167,6 +167,11 @@ def saves(s: Subject) -> str:
             if not isinstance(json.loads(text), dict):
                 raise Failed("save wrote something else than one JSON object")
             from_file = Baseline.load(path)
+            if type(from_file) is not type(baseline):
+                raise Failed(
+                    f"its file loads as a {type(from_file).__name__}, not as a {type(baseline).__name__}: "
+                    "give the class a type of its own and decorate it with @register"
+                )
             from_file.save(path)
             if path.read_text(encoding="utf-8") != text:
                 raise Failed(f"saving what was loaded gives another file ({state})")

@@ -96,10 +96,7 @@ def prepare(baseline: Any, prompts: Any, columns: Any, seed: int) -> Subject:
     samples = Samples.for_baseline(made, prompts, columns, seed)
     template = copy.deepcopy(made)
     if not isinstance(made, CallableBaseline):
-        try:
-            template = copy_without_history(made)
-        except InputError:  # a class that is not registered; `saves` will say so
-            template._history = None
+        template = copy_without_history(made)
         if is_new or _unfitted(template, samples):
             template.fit(samples.all_tasks())
     return Subject(template, samples)
