@@ -22,7 +22,7 @@ def group_codes(batch: Batch, name: str) -> IntArray:
     """
     ids, codes, counts = np.unique([str(t) for t in batch.tasks.task_ids], return_inverse=True, return_counts=True)
     if len(batch) and counts.min() < 2:
-        alone = ids[int(counts.argmin())]
+        alone = str(ids[int(counts.argmin())])
         raise InputError(
             f"{name} needs at least two rollouts of every task, but task {alone!r} has one in this batch: its advantage would always be 0. "
             "Sample groups (G >= 2), or use a baseline for one rollout a task (loo, kernel, kriging)"
