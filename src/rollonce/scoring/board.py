@@ -24,6 +24,7 @@ from rollonce.baselines import (
     family_mean,
     published_tfidf,
 )
+from rollonce.errors import InputError
 from rollonce.features import LogLength, Tfidf
 from rollonce.kernels import Buckets, Nearest, Rbf, Softmax
 from rollonce.rollouts import Rollouts, Tasks
@@ -159,13 +160,21 @@ def score_rollouts(
         n_held = max(1, round(held_out * rollouts.n_tasks))
         targets, fit_on = order[:n_held], tasks.take(order[n_held:])
     scorer = Scorer(rollouts, batch_size, n_batches, resamples, seed=seed, targets=targets)
-    scores = []
+    scores: list[Score] = []
+    left_out: list[str] = []
     for i, baseline in enumerate(chosen):
         if progress:
             progress(baseline.label, i, len(chosen))
-        if not (baseline.tags.needs_repeats and not scorer.has_repeats):
+        if baseline.tags.needs_repeats and not scorer.has_repeats:
+            continue
+        try:
             baseline.fit(fit_on)
-            scores.append(scorer.score(baseline))
+        except InputError as e:
+            if baselines is not None:
+                raise
+            left_out.append(f"{baseline.label} was left out: {e}")
+            continue
+        scores.append(scorer.score(baseline))
     if progress:
         progress("", len(chosen), len(chosen))
     usable = sorted((s for s in scores if not s.needs), key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf)
@@ -181,7 +190,7 @@ def score_rollouts(
         group_scores(rollouts, batch_size, best.b_eff.value) if best else [],
         _curve(rollouts, m, chosen, usable, seed) if best else {},
         [float(x) for x in rollouts.means_N],
-        _notes(rollouts, scorer, m, usable, held_out),
+        _notes(rollouts, scorer, m, usable, held_out) + left_out,
         {"n_batches": n_batches, "resamples": resamples, "seed": seed, "window": window, "held_out": held_out},
     )
 

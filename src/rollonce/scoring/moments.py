@@ -77,7 +77,7 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
     rng = np.random.default_rng([seed, 1])
     draws = np.array([compute(rng.integers(n, size=n)) for _ in range(resamples)]) if n > 1 else np.full((1, 4), np.nan)
     # The variance of n resampled means is (n - 1) / n of what it estimates; put back, or the interval sits too low.
-    draws[:, 1] += (point[1] + np.nanmean(noise)) / max(n, 1)
+    draws[:, 1] += (point[1] + noise.mean()) / max(n, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         draws[:, 2] = np.where(draws[:, 0] > 0, draws[:, 1] / draws[:, 0], np.nan)
     widen = np.sqrt(n / (n - 1)) if n > 1 else 1.0
