@@ -6,6 +6,7 @@ from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean, 
 from rollonce.baselines.kriging import Kriging
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
+from rollonce.baselines.self_tuning import SelfTuning
 from rollonce.baselines.shrunk import Blend, Shrunk
 from rollonce.baselines.tracker import Oracle, Tracker
 
@@ -27,6 +28,7 @@ __all__ = [
     "ReinforcePlusPlus",
     "Ridge",
     "Rloo",
+    "SelfTuning",
     "Shrunk",
     "Tags",
     "Tracker",

@@ -5,6 +5,18 @@ from rollonce.features.column import CategoryColumn, NumberColumn
 from rollonce.features.embedding import Embedding
 from rollonce.features.length import LogLength
 from rollonce.features.sparse import SparseRows
+from rollonce.features.statistics import PromptStatistics
 from rollonce.features.tfidf import Tfidf
 
-__all__ = ["CategoryColumn", "Embedding", "Feature", "LogLength", "Matrix", "NumberColumn", "SparseRows", "Tfidf", "as_tasks"]
+__all__ = [
+    "CategoryColumn",
+    "Embedding",
+    "Feature",
+    "LogLength",
+    "Matrix",
+    "NumberColumn",
+    "PromptStatistics",
+    "SparseRows",
+    "Tfidf",
+    "as_tasks",
+]
