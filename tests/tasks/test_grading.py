@@ -98,7 +98,7 @@ def test_math_verify(response, reference, reward):
 
 
 def test_grader_by_name_says_what_is_wrong():
-    with pytest.raises(InputError, match="no grader 'fuzzy'.*numeric_exact"):
+    with pytest.raises(InputError, match=r"no grader 'fuzzy'.*numeric_exact"):
         grader_by_name("fuzzy")
     with pytest.raises(InputError, match="cannot be imported"):
         grader_by_name("no_such_module_at_all:f")

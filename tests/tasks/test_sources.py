@@ -40,7 +40,8 @@ def _write(path, records):
 
 
 def test_importing_tasks_loads_nothing_heavy():
-    code = "import rollonce.tasks, sys; print([m for m in ('torch', 'transformers', 'reasoning_gym', 'sympy', 'math_verify') if m in sys.modules])"
+    heavy = ("torch", "transformers", "reasoning_gym", "sympy", "math_verify")
+    code = f"import rollonce.tasks, sys; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
@@ -135,7 +136,7 @@ class TestReasoningGym:
             reasoning_gym_tasks([ReasoningGymSource("count_bits", {"min_n": 1, "max_n": 9})], train=50)
 
     def test_unknown_dataset_and_configuration(self):
-        with pytest.raises(InputError, match="no dataset 'chain_summ'.*chain_sum"):
+        with pytest.raises(InputError, match=r"no dataset 'chain_summ'.*chain_sum"):
             load_tasks("reasoning-gym:chain_summ")
         with pytest.raises(InputError, match="refuses the configuration"):
             load_tasks("reasoning-gym:chain_sum(max_termz=3)")
@@ -250,7 +251,7 @@ class TestJsonl:
         with pytest.raises(InputError, match="cannot be read"):
             jsonl_tasks(tmp_path / "fake.jsonl.gz")
         (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a", "answer": "1"}\n' * 50)[:-12])
-        with pytest.raises(InputError, match="cannot be read|the same prompt"):
+        with pytest.raises(InputError, match=r"cannot be read|the same prompt"):
             jsonl_tasks(tmp_path / "cut.jsonl.gz")
         (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é", "answer": "1"}'.encode("latin-1"))
         with pytest.raises(InputError, match="cannot be read"):
