@@ -1,6 +1,7 @@
 """Baselines: (batch, history) -> b. One idea a file; base.py states the contract."""
 
 from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Tags, copy_without_history
+from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean, published_length_buckets, published_tfidf
 from rollonce.baselines.kriging import Kriging
@@ -16,6 +17,7 @@ __all__ = [
     "Blend",
     "BoostedTrees",
     "Constant",
+    "ExpertMixture",
     "FlashReinforce",
     "Grpo",
     "History",

@@ -252,12 +252,8 @@ class SelfTuning(LinearSmoother):
 
     def covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards, noise included, in units of their total variance."""
-        n_blocks, n_columns = columns_KM.shape
-        root_size = len(tasks)
-        if tasks.index_N is None and n_blocks > 1 and root_size <= FULL_MATRIX_UP_TO:
-            if self._table is None or self._table[0] is not tasks:
-                every = np.arange(root_size)[None]
-                self._table = (tasks, self._sum(tasks, every)[0])
+        n_columns = columns_KM.shape[1]
+        if self._table is not None and self._table[0] is tasks:
             c = self._table[1][columns_KM[:, :, None], columns_KM[:, None, :]]
         else:
             c = self._sum(tasks, columns_KM)
@@ -283,6 +279,9 @@ class SelfTuning(LinearSmoother):
             keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - (EXACT_UP_TO - n_rows), n_columns)])
             out[:, :, keep] = self.weight_blocks(tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep])
             return out
+        small = tasks.index_N is None and len(tasks) <= FULL_MATRIX_UP_TO
+        if small and n_blocks * n_columns**2 > len(tasks) ** 2 and (self._table is None or self._table[0] is not tasks):
+            self._table = (tasks, self._sum(tasks, np.arange(len(tasks))[None])[0])
         for start, stop, place_KM in shared_blocks(columns_KM, self.decay == 1, max(1, 4_000_000 // n_columns**2)):
             p = residual_precision(self.covariance(tasks, columns_KM[start : start + 1 if place_KM is not None else stop], ages_M))
             out[start:stop] = leave_out_rows(p, n_rows, visible_KBM[start:stop], place_KM)

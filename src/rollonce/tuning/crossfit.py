@@ -71,7 +71,7 @@ class _ByFold:
 
     def folds_of(self, tasks: Tasks) -> IntArray:
         """(N,) from the prompts, so that it holds for any view or concatenation of the table's tasks."""
-            known = self.fold_of
+        known = self.fold_of
         return tasks.cached(
             ("fold", id(self)),
             lambda root: np.fromiter((known.get(normalise_prompt(p), 0) for p in root.prompts), dtype=np.int64, count=len(root)),
