@@ -1,0 +1,251 @@
+"""The search space, written once: a function that asks for values and gives a baseline.
+
+Whoever searches brings the answers: Optuna's trial, the greedy hill-climb, or a random generator. A branch that is not taken
+asks nothing, so parameters are conditional without a grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollonce.baselines import KernelBaseline, Kriging, LinearSmoother, Shrunk
+from rollonce.component import from_config
+from rollonce.features import CategoryColumn, Embedding, Feature, LogLength, NumberColumn, Tfidf
+from rollonce.kernels import Buckets, Cosine, Kernel, Mixture, Nearest, Product, Rbf, Same, Softmax
+from rollonce.rollouts import Rollouts, Tasks
+
+# Terms kept by a tuned TF-IDF: what makes baseline.json small (about 100 kB) and similarity tables quick.
+MAX_FEATURES = 2000
+
+# Raised whenever a parameter is added or changes its meaning, so that an old storage is not continued with another space.
+SPACE_VERSION = 1
+
+
+class Ask(Protocol):
+    """Where values come from."""
+
+    def choice(self, name: str, options: Sequence[Any]) -> Any:
+        """One of the options (plain JSON values)."""
+        ...
+
+    def real(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """A number in [low, high]."""
+        ...
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """An integer in [low, high], on a logarithmic scale."""
+        ...
+
+
+@dataclass
+class Space:
+    """What may be searched on a table.
+
+    Args:
+        number_columns, category_columns: Declared pre-rollout columns that may be used.
+        embedding: Whether sentence embeddings (extra ``embed``) may be used.
+        window: The longest history window in rows; 0 keeps to the batch.
+        families: Kernel families to search; all by default.
+    """
+
+    number_columns: tuple[str, ...] = ()
+    category_columns: tuple[str, ...] = ()
+    embedding: bool = False
+    window: int = 0
+    families: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        every = ("softmax", "kriging", "rbf", "nearest", "buckets", "cosine", "product", "mixture", *(("same",) if self.category_columns else ()))
+        self.families = tuple(f for f in every if not self.families or f in self.families)
+
+    @classmethod
+    def of(cls, rollouts: Rollouts | Sequence[Rollouts], *, window: int = 0, embedding: bool = False) -> Space:
+        """The space for one table, or for the columns that several have in common.
+
+        Args:
+            window: See `Space`.
+            embedding: Search sentence embeddings as well; they need the extra and cost seconds to minutes a set.
+        """
+        tables = [rollouts] if isinstance(rollouts, Rollouts) else list(rollouts)
+        shared = [c for c in tables[0].tasks.column_names if all(c in t.tasks.column_names for t in tables)]
+        numeric = [c for c in shared if all(_is_number(t.tasks, c) for t in tables)]
+        return cls(tuple(numeric), tuple(c for c in shared if c not in numeric), embedding, window)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, with the version of the space."""
+        return {"version": SPACE_VERSION, "max_features": MAX_FEATURES, **{k: getattr(self, k) for k in self.__dataclass_fields__}}
+
+    def build(self, ask: Ask, bank: Bank) -> LinearSmoother:
+        """The baseline that the answers describe, fitted (features come from the bank)."""
+        family = ask.choice("family", self.families)
+        window = 0
+        decay = 1.0
+        if self.window:
+            window = ask.choice("window", [0, self.window // 4, self.window // 2, self.window])
+            if window:
+                decay = ask.choice("decay", [1.0, 0.98, 0.95, 0.9])
+        shrinkage = ask.real("shrinkage", 0.0, 1.0)
+        if family == "kriging":
+            kernels, variances = self._covariances(ask, bank)
+            smoother = Kriging(kernels, variances, ask.real("nugget", 1e-3, 10.0, log=True), window=window, decay=decay)
+            return Shrunk(smoother, shrinkage) if shrinkage > 0.02 else smoother
+        return KernelBaseline(self._kernel(family, ask, bank), shrinkage if shrinkage > 0.02 else 0.0, window=window, decay=decay)
+
+    def _kernel(self, family: str, ask: Ask, bank: Bank) -> Kernel:
+        if family == "softmax":
+            return Softmax(self._text(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
+        if family == "cosine":
+            return Cosine(self._text(ask, bank))
+        if family == "rbf":
+            return self._rbf(ask, bank)
+        if family == "nearest":
+            return Nearest(self._text(ask, bank), ask.integer("k", 1, 64))
+        if family == "buckets":
+            return Buckets(self._number(ask, bank), ask.integer("buckets", 2, 12))
+        if family == "same":
+            return self._same(ask, bank)
+        first = Softmax(self._text(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
+        second = self._same(ask, bank) if self.category_columns and ask.choice("partner", ["number", "same"]) == "same" else self._rbf(ask, bank)
+        if family == "product":
+            return Product([first, second])
+        share = ask.real("share", 0.05, 0.95)
+        return Mixture([first, second], [share, 1 - share])
+
+    def _covariances(self, ask: Ask, bank: Bank) -> tuple[list[Kernel], list[float]]:
+        text = self._text(ask, bank)
+        sharp = ask.choice("covariance", ["cosine", "softmax"]) == "softmax"
+        kernels: list[Kernel] = [Softmax(text, ask.real("temperature", 0.02, 3.0, log=True)) if sharp else Cosine(text)]
+        variances = [ask.real("variance_text", 1e-3, 30.0, log=True)]
+        kernels.append(self._rbf(ask, bank))
+        variances.append(ask.real("variance_number", 1e-3, 30.0, log=True))
+        if self.category_columns:
+            kernels.append(self._same(ask, bank))
+            variances.append(ask.real("variance_same", 1e-3, 30.0, log=True))
+        return kernels, variances
+
+    def _rbf(self, ask: Ask, bank: Bank) -> Rbf:
+        return Rbf(self._number(ask, bank), ask.real("length_scale", 0.03, 3.0, log=True))
+
+    def _same(self, ask: Ask, bank: Bank) -> Same:
+        name = self.category_columns[0] if len(self.category_columns) == 1 else ask.choice("category", self.category_columns)
+        return Same(bank.get(CategoryColumn(name)))  # type: ignore[arg-type]
+
+    def _number(self, ask: Ask, bank: Bank) -> Feature:
+        if not self.number_columns:
+            return bank.get(LogLength())
+        name = ask.choice("number", ["log_length", *self.number_columns])
+        return bank.get(LogLength() if name == "log_length" else NumberColumn(name))
+
+    def _text(self, ask: Ask, bank: Bank) -> Feature:
+        kind = ask.choice("text", ["word", "char", *(("embedding",) if self.embedding else ())])
+        if kind == "embedding":
+            return bank.get(Embedding())
+        sublinear = ask.choice("sublinear", [False, True])
+        skeleton = ask.choice("skeleton", [False, True])
+        if kind == "word":
+            ngrams = (1, ask.choice("word_ngrams", [1, 2, 3]))
+            return bank.get(Tfidf("word", ngrams, sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
+        low = ask.choice("char_ngrams", [2, 3])
+        return bank.get(Tfidf("char_wb", (low, low + 2), sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
+
+
+@dataclass
+class Bank:
+    """Fitted features of one set of tasks, each fitted once: its matrix and similarity tables stay cached with the tasks."""
+
+    tasks: Tasks
+    _features: dict[str, Feature] = field(default_factory=dict)
+
+    def get(self, feature: Feature) -> Feature:
+        """This feature, fitted on the tasks' prompts."""
+        key = json.dumps(feature.config(), sort_keys=True)
+        if key not in self._features:
+            self._features[key] = feature.fit(self.tasks)
+        return self._features[key]
+
+    def rebuild(self, config: dict[str, Any]) -> LinearSmoother:
+        """The baseline of a configuration with this bank's fitted features in place of fresh ones."""
+        return self.refit(from_config(config))
+
+    def refit(self, baseline: LinearSmoother) -> LinearSmoother:
+        """Puts this bank's fitted features into a baseline (in place) and returns it."""
+        self._replace(baseline)
+        return baseline
+
+    def _replace(self, component: Any) -> None:
+        for name, child in component.children().items():
+            if isinstance(child, Feature):
+                setattr(component, name, self.get(child))
+            else:
+                self._replace(child)
+
+
+@dataclass
+class Answers:
+    """Answers from a dictionary; what is missing is drawn at random and noted in ``values``. Also the memory of the hill-climb."""
+
+    rng: np.random.Generator
+    values: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def choice(self, name: str, options: Sequence[Any]) -> Any:
+        """See `Ask`."""
+        self.kinds[name] = ("choice", list(options))
+        if self.values.get(name) not in options:
+            self.values[name] = options[int(self.rng.integers(len(options)))]
+        return self.values[name]
+
+    def real(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """See `Ask`."""
+        self.kinds[name] = ("real", low, high, log)
+        if name not in self.values:
+            u = self.rng.random()
+            self.values[name] = float(low * (high / low) ** u if log else low + (high - low) * u)
+        return self.values[name]
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """See `Ask`."""
+        self.kinds[name] = ("integer", low, high)
+        if name not in self.values:
+            self.values[name] = int(min(high, low * ((high + 1) / low) ** self.rng.random()))
+        return self.values[name]
+
+
+# Where every search begins: the published example, half-way to LOO, and Kriging with untuned settings (FINDINGS: at or above LOO mostly).
+STARTS: tuple[dict[str, Any], ...] = (
+    {"family": "softmax", "text": "word", "sublinear": False, "skeleton": False, "word_ngrams": 1, "temperature": 0.1, "shrinkage": 0.0},
+    {"family": "softmax", "text": "word", "sublinear": True, "skeleton": False, "word_ngrams": 1, "temperature": 0.2, "shrinkage": 0.5},
+    {
+        "family": "kriging",
+        "text": "word",
+        "sublinear": False,
+        "skeleton": False,
+        "word_ngrams": 1,
+        "covariance": "cosine",
+        "variance_text": 0.5,
+        "variance_number": 0.25,
+        "variance_same": 0.5,
+        "length_scale": 0.3,
+        "nugget": 0.25,
+        "shrinkage": 0.0,
+    },
+    {"family": "rbf", "length_scale": 0.3, "shrinkage": 0.3},
+)
+
+
+def starts(space: Space) -> list[dict[str, Any]]:
+    """The starting points that a space allows, with its longest window where it has one."""
+    extra = {"window": space.window, "decay": 1.0, "number": "log_length", "partner": "number"}
+    return [{**s, **extra} for s in STARTS if s["family"] in space.families]
+
+
+def _is_number(tasks: Tasks, column: str) -> bool:
+    try:
+        return bool(np.isfinite(tasks.column(column).astype(np.float64)).all())
+    except (TypeError, ValueError):
+        return False
