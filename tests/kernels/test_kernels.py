@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from rollonce import reference
 from rollonce.baselines import Batch, KernelBaseline
 from rollonce.component import from_config
 from rollonce.errors import InputError
@@ -41,6 +42,21 @@ def test_cold_softmax_is_the_nearest_neighbour_and_ties_share(temperature):
     got = b_of(Softmax(temperature=temperature), prompts, [1.0, 0.0, 0.5, 0.3])
     np.testing.assert_allclose(got, [0.25, 0.75, 0.5, 0.5], atol=1e-9)
     np.testing.assert_allclose(b_of(Nearest(k=1), prompts, [1.0, 0.0, 0.5, 0.3]), got, atol=1e-9)
+
+
+def test_cold_softmax_shares_ties_that_differ_by_rounding_only():
+    # Equal similarities summed in different orders differ in the last digit; that must not make one of them the winner.
+    words = ["aa", "bb", "cc", "dd", "ee", "ff"]
+    untied = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        prompts = [" ".join(rng.choice(words, 4, replace=False)) for _ in range(12)]
+        rewards = rng.random(12)
+        similarity = reference.tfidf_similarity(prompts)
+        untied += sum(len(np.unique(row)) > len(np.unique(row.round(9))) for row in similarity)
+        want = reference.gs1_baseline(similarity.round(9), rewards, 1e-12)
+        np.testing.assert_allclose(b_of(Softmax(temperature=1e-12), prompts, rewards), want, atol=1e-12)
+    assert untied > 10  # such ties did occur
 
 
 @pytest.mark.parametrize("kernel", [Softmax(temperature=1e12), Rbf(length_scale=1e8), Nearest(k=99), Buckets(n=1), Uniform()], ids=repr)
