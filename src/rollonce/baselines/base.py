@@ -337,11 +337,20 @@ class LinearSmoother(Baseline):
         n_rows, n_columns = len(batch), len(batch) + len(window)
         if n_rows == 0:
             return np.zeros((0, n_columns))
-        tasks = Tasks.concat(batch.tasks, window.tasks) if len(window) else batch.tasks
+        tasks = self._together(batch, window)
         visible = np.ones((1, n_rows, n_columns), dtype=bool)
         visible[0, np.arange(n_rows), np.arange(n_rows)] = False
         ages = np.concatenate([np.zeros(n_rows, np.int64), window.ages_H])
         return self.weight_blocks(tasks, np.arange(n_columns)[None], n_rows, visible, ages)[0]
+
+    def _together(self, batch: Batch, window: History) -> Tasks:
+        """Batch and window in one, with features computed for each apart: so a row's are computed once in its life."""
+        if not len(window):
+            return batch.tasks
+        for feature in features_of(self):
+            feature.transform(batch.tasks)
+            feature.transform(window.tasks)
+        return Tasks.concat(batch.tasks, window.tasks)
 
     def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
         """``W r`` (B,); the declared prior where a row sees nothing."""
@@ -358,6 +367,13 @@ def _as_json(document: dict[str, Any]) -> bytes:
         return text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, as broken escapes leave in prompts: no UTF-8, but JSON can escape it
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def features_of(component: Component) -> list[Feature]:
+    """All features inside a component, however deep."""
+    if isinstance(component, Feature):
+        return [component]
+    return [f for child in component.children().values() for f in features_of(child)]
 
 
 def copy_without_history(baseline: Baseline) -> Baseline:

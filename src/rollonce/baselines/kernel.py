@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import LinearSmoother
+from rollonce.baselines.base import Batch, History, LinearSmoother
+from rollonce.baselines.large import LARGE, large_predict
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.column import CategoryColumn
-from rollonce.kernels import Buckets, Kernel, Same, Softmax
+from rollonce.kernels import Buckets, Kernel, Same, Softmax, Uniform
 from rollonce.kernels.base import BoolArray
 from rollonce.kernels.combine import normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -59,6 +60,18 @@ class KernelBaseline(LinearSmoother):
         if self.decay < 1:
             parts.append(f"decay {self.decay:.3g}")
         return ", ".join(parts)
+
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """``W r`` (B,); for very large batches and windows block by block in float32 (see `rollonce.baselines.large`)."""
+        window = self._window_of(history)
+        if len(batch) * (len(batch) + len(window)) <= LARGE:
+            return super().predict(batch, history)
+        tasks = self._together(batch, window)
+        rewards = np.concatenate([batch.rewards_B, window.rewards_H])
+        recency = self.decay ** np.concatenate([np.zeros(len(batch)), window.ages_H]).astype(np.float64)
+        b, saw = large_predict(self.kernel, self.shrinkage, tasks, len(batch), rewards, recency)
+        self.used_prior_B = ~saw
+        return np.where(saw, b, self.prior)
 
     def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
@@ -105,6 +118,13 @@ class LeaveOneOut(LinearSmoother):
     def label(self) -> str:
         """LOO mean."""
         return f"LOO mean, window {self.window}" if self.window else "LOO mean"
+
+    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+        """The mean of the others (B,), without a table of weights where that would be large."""
+        window = self._window_of(history)
+        if len(batch) * (len(batch) + len(window)) <= LARGE:
+            return super().predict(batch, history)
+        return KernelBaseline(Uniform(), window=self.window, decay=self.decay).predict(batch, self.history if history is None else history)
 
     def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
         """(K, B, M): equal, or by recency where there is decay."""

@@ -60,7 +60,17 @@ class SparseRows:
         Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N rows
         of about 60 terms that is a small matrix product, and it needs numpy alone.
         """
-        columns, inverse = np.unique(self.indices, return_inverse=True)
+        # A lookup table over all columns is quickest unless there are very many; then a search among the few that occur.
+        lookup = self.n_columns <= 200_000
+        if lookup:
+            seen = np.zeros(self.n_columns, dtype=bool)
+            seen[self.indices] = True
+            columns = np.flatnonzero(seen)
+            place = np.zeros(self.n_columns, dtype=np.int64)
+            place[columns] = np.arange(len(columns))
+            inverse = place[self.indices]
+        else:
+            columns, inverse = np.unique(self.indices, return_inverse=True)
         left = np.zeros((len(self), len(columns)))
         left[np.repeat(np.arange(len(self)), np.diff(self.indptr)), inverse] = self.data
         if other is self:
@@ -73,8 +83,11 @@ class SparseRows:
             stop = min(start + chunk, len(other))
             a, z = other.indptr[start], other.indptr[stop]
             indices = other.indices[a:z]
-            at = np.minimum(np.searchsorted(columns, indices), len(columns) - 1)
-            known = columns[at] == indices
+            if lookup:
+                at, known = place[indices], seen[indices]  # type: ignore[possibly-undefined]
+            else:
+                at = np.minimum(np.searchsorted(columns, indices), len(columns) - 1)
+                known = columns[at] == indices
             row = np.repeat(np.arange(stop - start), np.diff(other.indptr[start : stop + 1]))
             right = np.zeros((stop - start, len(columns)))
             right[row[known], at[known]] = other.data[a:z][known]

@@ -21,7 +21,8 @@ _TABLE_SPREAD = 300.0
 _CHUNK_ENTRIES = 4_000_000
 
 
-@njit(cache=True)
+# Sums may be reordered (that is what lets them run in vector registers); infinities and NaNs keep their meaning.
+@njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
 def _table_errors(
     table: np.ndarray,
     uniform: bool,
@@ -36,32 +37,53 @@ def _table_errors(
     """E_i without the noise correction (K, B), weights looked up pair by pair in an N x N table (or all 1)."""
     n_batches, m = columns_KM.shape
     out = np.empty((n_batches, n_rows))
-    w = np.empty(m)
+    w, p = np.empty(m), np.empty(m)
+    mean, v = np.empty(m), np.empty(m)
     for k in range(n_batches):
+        column = columns_KM[k]
+        for j in range(m):
+            mean[j], v[j] = mean_N[column[j]], v_N[column[j]]
         for i in range(n_rows):
-            a = columns_KM[k, i]
-            total, plain = 0.0, 0.0
+            a = column[i]
+            row = table[0] if uniform else table[a]
+            for j in range(n_rows):
+                p[j] = 0.0 if column[j] == a else factor_M[j]
+            for j in range(n_rows, m):
+                p[j] = 0.0 if key_N[column[j]] == key_N[a] else factor_M[j]
+            plain = 0.0
+            if uniform or shrinkage != 0.0:
+                for j in range(m):
+                    plain += p[j]
+            total, first, second = 0.0, 0.0, 0.0
+            if uniform:
+                for j in range(m):
+                    first += p[j] * mean[j]
+                    second += p[j] * p[j] * v[j]
+                total = plain
+            else:
+                for j in range(m):
+                    x = p[j] * row[column[j]]
+                    w[j] = x
+                    total += x
+                    first += x * mean[j]
+                    second += x * x * v[j]
+            if total > 0.0 and (uniform or shrinkage == 0.0):
+                bias = first / total - mean[i]
+                out[k, i] = bias * bias + second / (total * total)
+                continue
+            plain = 0.0
             for j in range(m):
-                c = columns_KM[k, j]
-                if c == a or (j >= n_rows and key_N[c] == key_N[a]):
-                    w[j] = -1.0
-                    continue
-                x = factor_M[j] if uniform else factor_M[j] * table[a, c]
-                w[j] = x
-                total += x
-                plain += factor_M[j]
+                plain += p[j]
             if plain == 0.0:
                 out[k, i] = np.nan
                 continue
-            kernel_share = 0.0 if total <= 0.0 else (1.0 - shrinkage) / total
-            loo_share = (1.0 if total <= 0.0 else shrinkage) / plain
-            bias, spread = -mean_N[a], 0.0
+            kernel_share = (1.0 - shrinkage) / total if total > 0.0 else 0.0
+            loo_share = (shrinkage if total > 0.0 else 1.0) / plain
+            bias, spread = -mean[i], 0.0
             for j in range(m):
-                if w[j] >= 0.0:
-                    c = columns_KM[k, j]
-                    x = w[j] * kernel_share + factor_M[j] * loo_share
-                    bias += x * mean_N[c]
-                    spread += x * x * v_N[c]
+                x = (w[j] * kernel_share if not uniform else 0.0) + p[j] * loo_share
+                bias += x * mean[j]
+                spread += x * x * v[j]
             out[k, i] = bias * bias + spread
     return out
 
