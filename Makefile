@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_SET := gsm8k_qwen25coder_1.5b
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
@@ -9,8 +10,14 @@ export OPENBLAS_NUM_THREADS ?= 1
 .PHONY: demo test check bench clean
 
 demo: $(VENV)/.core
-	@echo "== demo: scores every shipped set of rollouts, tunes a kernel on one, and writes out/demo/report.html"
-	@$(BIN)/python -m rollonce.demo --out out/demo
+	@mkdir -p out/demo
+	@echo "== demo 1/3: scoring the eight shipped sets of real rollouts (a few minutes): rollonce score --all-datasets"
+	@$(BIN)/rollonce score --all-datasets --report out/demo/report.html
+	@echo "== demo 2/3: tuning a kernel on one of them, judged on tasks it was not tuned on: rollonce tune $(DEMO_SET) --budget 45s"
+	@$(BIN)/rollonce tune $(DEMO_SET) --budget 45s --out out/demo/baseline.json
+	@echo "== demo 3/3: auditing what was tuned, as you would before putting it into a trainer: rollonce check"
+	@$(BIN)/rollonce check out/demo/baseline.json
+	@echo "== done. The page: out/demo/report.html   The tuned baseline: out/demo/baseline.json"
 
 test: $(VENV)/.dev
 	@echo "== test: the whole suite but what is marked slow (pytest -m slow runs that by hand)"
