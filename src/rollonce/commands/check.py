@@ -1,0 +1,118 @@
+"""``rollonce check``: the audit of a baseline."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from rollonce.commands.inputs import ReaderOptions, find_sources, read
+from rollonce.commands.saved import provenance_lines
+from rollonce.commands.terminal import out, print_json
+from rollonce.errors import InputError
+
+HELP = """\
+Does a baseline leak? Changes each rollout's own reward, response and length and
+looks whether its baseline moves, and holds the baseline to everything else it
+promises: order, finite output, save and load, weights that sum to 1 ...
+
+BASELINE is a file that `rollonce tune` or Baseline.save wrote, or your own code
+as module:name: a Baseline, a class of one, or a function of (batch) or
+(prompts, rewards). Exit code 0: all checks hold; 1: one failed.
+
+Examples:
+  rollonce check baseline.json
+  rollonce check mypackage.baselines:my_baseline
+  rollonce check baseline.json --on rollouts.jsonl
+      With the prompts and columns of your own tasks.
+"""
+
+
+@dataclass
+class Args:
+    """Options of ``rollonce check``."""
+
+    baseline: Annotated[str, Positional, arg(metavar="BASELINE")]
+    """A baseline file, or module:name."""
+    on: Annotated[str | None, arg(metavar="FILES", help_behavior_hint="")] = None
+    """Rollouts whose prompts and columns are used; made-up prompts otherwise."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Of everything random in the audit."""
+    json: bool = False
+    """Print JSON and nothing else."""
+    reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
+
+
+def run(args: Args) -> int:
+    """Audit and print; 1 if a check failed.
+
+    Raises:
+        InputError: if there is no such baseline.
+    """
+    from rollonce.baselines import Baseline
+    from rollonce.testing import check_baseline
+
+    baseline = load(args.baseline)
+    prompts = None
+    if args.on is not None:
+        prompts = read(find_sources([args.on], args.reader, together=True)[0], args.reader).tasks
+    results = check_baseline(baseline, prompts=prompts, seed=args.seed)
+    failed = [r for r in results if not r.passed]
+    label = baseline.label if isinstance(baseline, Baseline) else args.baseline
+    provenance = baseline.provenance if isinstance(baseline, Baseline) else None
+    if args.json:
+        checks = [r._asdict() for r in results]
+        print_json({"baseline": args.baseline, "label": label, "passed": not failed, "checks": checks, "provenance": provenance or {}})
+        return 1 if failed else 0
+    from rich.table import Table
+    from rich.text import Text
+
+    console = out()
+    console.print(Text(label, style="bold"))
+    for line in provenance_lines(provenance):
+        console.print(Text(line, style="dim"))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    for r in results:
+        verdict = Text("pass", style="green") if r.passed else Text("FAIL", style="bold red")
+        table.add_row(verdict, Text(r.name.replace("_", " ")), Text(r.message))
+    console.print(table)
+    if failed:
+        names = ", ".join(r.name.replace("_", " ") for r in failed)
+        console.print(Text(f"{len(failed)} of {len(results)} checks failed: {names}", style="bold red"))
+        return 1
+    console.print(Text(f"All {len(results)} checks hold.", style="green"))
+    return 0
+
+
+def load(what: str) -> Any:
+    """A baseline file's baseline, or the object that ``module:name`` names.
+
+    Raises:
+        InputError: if it is not there, cannot be imported, or is nothing that can be audited.
+    """
+    from rollonce.baselines import Baseline
+
+    module_name, colon, name = what.partition(":")
+    if os.path.exists(what) or not colon or what.endswith(".json"):
+        if not os.path.exists(what) and not what.endswith(".json"):
+            raise InputError(f"{what!r} is neither a baseline file nor module:name, like mypackage.baselines:my_baseline")
+        return Baseline.load(what)
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise InputError(f"cannot import {module_name!r} ({type(error).__name__}: {error})") from None
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            public = [n for n, v in inspect.getmembers(found) if not n.startswith("_") and callable(v)]
+            raise InputError(f"{module_name!r} has no {part!r}; it has {', '.join(public[:12]) or 'nothing that can be called'}") from None
+    return found

@@ -1,0 +1,177 @@
+"""FILES of a command to tables: files, directories, globs and the names of sets that come with rollonce."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from tyro.conf import UseAppendAction, arg
+
+from rollonce import datasets
+from rollonce.commands.terminal import Bars
+from rollonce.errors import InputError
+from rollonce.rollouts import Rollouts
+
+# Where each file is a whole evaluation; the others are written by a training run, a file a step (or, lm-eval, a file a seed).
+_WHOLE = frozenset({"evalplus", "inspect", "verifiers", "verifiers-legacy", "tinker-evals"})
+_STEP_FOLDER = re.compile(r"^(?:global_)?(?:step|iteration|iter|epoch)[_-]?\d+", re.IGNORECASE)
+_SHARD = re.compile(
+    r"^(?:(?:.*[_.-])?(?:part|shard|chunk|step|iter|iteration|rank|worker|batch)[_-]?)?\d+(?:[_-]of[_-]\d+)?$", re.IGNORECASE
+)
+
+_Key = arg(metavar="KEY", help_behavior_hint="")
+_Name = arg(metavar="NAME", help_behavior_hint="")
+
+
+@dataclass
+class ReaderOptions:
+    """How the files are read. Without any of these the format and its keys are found by looking at the file."""
+
+    format: Annotated[str | None, _Name] = None
+    """Read the files as this format, whatever they look like (docs/formats.md lists them)."""
+    prompt_key: Annotated[str | None, _Key] = None
+    """Where the prompt is, in rows of your own; dots go inwards: info.question."""
+    reward_key: Annotated[str | None, _Key] = None
+    """Where the reward is."""
+    task_key: Annotated[str | None, _Key] = None
+    """Where the task's id is. Without one, rollouts with the same prompt are one task."""
+    rollout_key: Annotated[str | None, _Key] = None
+    """Where the rollout's id within its task is; '' says that there is none."""
+    length_key: Annotated[str | None, _Key] = None
+    """Where the length of the response is."""
+    step_key: Annotated[str | None, _Key] = None
+    """Where the training step is."""
+    columns: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="COLUMN")] = ()
+    """A column known before the rollout: level, level=info.level or family=task_id:^([^/]+); each gets a "same column" baseline."""
+    reward: Annotated[str | None, _Name] = None
+    """Which reward, where a log has several."""
+    join: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """A file with the prompts, for logs that hold none."""
+    split: Annotated[str | None, _Name] = None
+    """Only rows of this split, where a format has splits."""
+    filter: Annotated[str | None, _Name] = None
+    """Only rows of this filter or agent, where a format has such."""
+    skip_bad_rows: bool = False
+    """Go on after a bad row; how many and which is said at the end."""
+    max_prompt_chars: Annotated[int, arg(metavar="N")] = 1_000_000
+    """Longer prompts are refused: most often the wrong key was read."""
+
+    def keywords(self) -> dict[str, Any]:
+        """For `read_rollouts` and `follow`."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        # "a,b" is two columns, unless the comma belongs to a pattern.
+        plain["columns"] = [piece.strip() for c in self.columns for piece in (c.split(",") if ":" not in c else [c])]
+        return plain
+
+
+class Source(NamedTuple):
+    """One set to be read: files of one format, or the name of a shipped set (then no files)."""
+
+    name: str
+    files: tuple[str, ...]
+
+
+def find_sources(
+    words: Sequence[str],
+    options: ReaderOptions,
+    *,
+    all_datasets: bool = False,
+    together: bool = False,
+    separate: bool = False,
+) -> list[Source]:
+    """What FILES stand for, one `Source` a board.
+
+    Files that are a table of their own stay apart (the user's own files, evaluations); the files of one training run, the shards of one
+    table and lm-eval's runs over several seeds belong together.
+
+    Args:
+        words: Paths, globs, directories, names of shipped sets.
+        options: For the forced format.
+        all_datasets: All shipped sets too.
+        together: Everything that is no shipped set is one table.
+        separate: Every file is a table of its own.
+
+    Raises:
+        InputError: if there is nothing to read, or something is not there.
+    """
+    if together and separate:
+        raise InputError("--together and --separate exclude each other")
+    sources = [Source(name, ()) for name in datasets.names()] if all_datasets else []
+    groups: dict[Any, list[str]] = {}
+    for word in words:
+        shipped = _shipped(word)
+        if shipped:
+            sources += [] if any(s.name == shipped and not s.files for s in sources) else [Source(shipped, ())]
+            continue
+        for key, file in _files(word, options):
+            groups.setdefault("all" if together else file if separate else key, []).append(file)
+    if not sources and not groups:
+        raise InputError("no FILES given; name files, directories, or a set that comes with rollonce: " + ", ".join(datasets.names()))
+    return _with_names(sources, [tuple(dict.fromkeys(files)) for files in groups.values()])
+
+
+def _shipped(word: str) -> str:
+    if os.path.exists(os.path.expanduser(word)) or glob.has_magic(word) or not word:
+        return ""
+    try:
+        return datasets.describe(word).name
+    except InputError as error:
+        if not re.fullmatch(r"[\w.-]+", word) or re.search(r"\.(jsonl?|csv|tsv|parquet|gz|eval)$", word):
+            return ""  # meant as a path: the reader says that there is no such file
+        raise InputError(f"no such file or directory, and {error.message}", file=word) from None
+
+
+def _files(word: str, options: ReaderOptions) -> Iterable[tuple[Any, str]]:
+    from rollonce.readers.read import choose
+    from rollonce.readers.registry import format_named
+
+    forced = None
+    if options.format is not None:
+        forced = format_named(options.format)
+    elif options.prompt_key or options.reward_key:
+        forced = format_named("generic")
+    looks, reader = choose([word], forced)
+    return [(_belongs_to(look.path, reader.name), str(look.path)) for look in looks]
+
+
+def _belongs_to(path: Path, format: str) -> Any:
+    """Files with the same key make one table."""
+    stem = re.sub(r"(\.\w+)?(\.gz)?$", "", path.name)
+    folder = "/".join("#" if _STEP_FOLDER.match(part) else part for part in path.parent.parts)
+    if format in _WHOLE or (format == "generic" and not _SHARD.match(stem)):
+        return str(path)
+    if format == "automationbench":  # an export is one rollout a task
+        return format, folder
+    if format == "lm-eval":  # a run a seed, in folders and under dates of their own
+        return format, re.sub(r"\d+", "#", str(path))
+    return format, folder, re.sub(r"\d+", "#", path.name)
+
+
+def _with_names(sources: list[Source], groups: list[tuple[str, ...]]) -> list[Source]:
+    taken = {s.name for s in sources}
+    for files in groups:
+        first = Path(files[0])
+        stem = re.sub(r"(\.(jsonl|ndjson|json|csv|tsv|parquet|eval))?(\.gz)?$", "", first.name, flags=re.IGNORECASE) or first.name
+        folders = [p for p in first.resolve().parent.parts[1:] if not _STEP_FOLDER.match(p)]
+        name = stem if len(files) == 1 or not folders else folders[-1]
+        candidates = [name, *("/".join([*folders[-k:], stem]) for k in range(1, len(folders) + 1)), str(first)]
+        name = next((c for c in candidates if c not in taken), f"{name} ({len(taken)})")
+        taken.add(name)
+        sources.append(Source(name, files))
+    return sources
+
+
+def read(source: Source, options: ReaderOptions, bars: Bars | None = None) -> Rollouts:
+    """The table of one source."""
+    from rollonce.readers import read_rollouts
+
+    if not source.files and options == ReaderOptions():
+        return datasets.load(source.name)
+    files: Any = source.files or (datasets.path(source.name),)
+    tell = (lambda done, total: bars.tell(f"reading {source.name}", "", done, total)) if bars else None
+    return read_rollouts(files, name=source.name, progress=tell, **options.keywords())

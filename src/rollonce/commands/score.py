@@ -1,0 +1,125 @@
+"""``rollonce score``: a board of baselines for each set of rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from rollonce.commands.boards import Settings, score_tables
+from rollonce.commands.inputs import ReaderOptions, find_sources, read
+from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
+from rollonce.errors import InputError
+
+HELP = """\
+Which baseline predicts best on these tasks, and how large a batch does it make
+out of yours? Reads rollouts (some tasks, several rollouts of each, one policy)
+and prints a board: B_eff, its ratio to the in-batch leave-one-out mean (LOO),
+95% intervals over tasks, and a bar for each with a mark at 1.
+
+FILES are files, directories, globs, or sets that come with rollonce. Files that
+are tables of their own get a board each; the files of one training run are one.
+
+Examples:
+  rollonce score rollouts.jsonl
+  rollonce score rollouts.jsonl --columns level --held-out 0.3
+      A declared column gets a baseline of its own; scored on held-out tasks.
+  rollonce score --all-datasets --report out.html
+      The eight shipped sets, and one page with everything on it.
+  rollonce score mine.csv --prompt-key question --reward-key correct --json
+  rollonce score gsm8k --baseline baseline.json
+      A baseline that `rollonce tune` saved, among the others.
+"""
+
+
+@dataclass
+class Args:
+    """Options of ``rollonce score``."""
+
+    files: Annotated[tuple[str, ...], Positional, arg(metavar="FILES", help_behavior_hint="")] = ()
+    """Files, directories, globs, or names of shipped sets (their beginning will do)."""
+    all_datasets: bool = False
+    """All sets that come with rollonce."""
+    batch_size: Annotated[int, arg(metavar="B", aliases=["-B"])] = 32
+    """Rollouts in a step, one per task."""
+    window: Annotated[int, arg(metavar="ROWS")] = 512
+    """Rows of earlier steps for the baselines that keep any."""
+    batches: Annotated[int, arg(metavar="N")] = 2000
+    """Batches drawn behind each value."""
+    resamples: Annotated[int, arg(metavar="N")] = 100
+    """Resamples of the tasks behind each interval; 0 for no intervals."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Of batches and resamples: same seed, same board."""
+    held_out: Annotated[float, arg(metavar="SHARE")] = 0.0
+    """Score only this share of the tasks, with features fitted on the others."""
+    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
+    """A saved baseline to put on the board as well, as it was fitted."""
+    together: bool = False
+    """All FILES are one table."""
+    separate: bool = False
+    """Every file is a table of its own."""
+    jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Sets scored at once, each on one core. Default: as many as there are cores."""
+    json: bool = False
+    """Print JSON and nothing else."""
+    csv: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write the boards as CSV as well, a row for each set and baseline."""
+    report: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write one self-contained HTML page as well."""
+    reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
+
+
+def run(args: Args) -> int:
+    """Score, print and write.
+
+    Raises:
+        InputError: for anything wrong with files or options.
+    """
+    from rollonce.reports.files import boards_json, check_writable, write_csv
+
+    settings = _settings(args)
+    check_writable(args.csv, args.report)
+    sources = find_sources(args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate)
+    with Bars() as bars:
+        tables = [read(source, args.reader, bars) for source in sources]
+        boards = score_tables(tables, settings, args.jobs, bars)
+    command = command_line("score")
+    if args.csv:
+        write_csv(args.csv, boards)
+    if args.report:
+        from rollonce.reports.page import write_page
+
+        write_page(args.report, boards, command)
+    if args.json:
+        print_json(boards_json(boards, command))
+    else:
+        from rollonce.reports.table import print_board
+
+        console = out()
+        for board in boards:
+            print_board(console, board)
+        _say_how_files_were_taken(args, [s.files for s in sources])
+    for path in filter(None, (args.csv, args.report)):
+        remark(f"wrote {path}")
+    return 0
+
+
+def _settings(args: Args) -> Settings:
+    for name, least in (("batch_size", 2), ("window", 0), ("batches", 1), ("resamples", 0), ("seed", 0)):
+        if getattr(args, name) < least:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
+    if not 0 <= args.held_out < 1:
+        raise InputError(f"--held-out is a share of the tasks, at least 0 and below 1, not {args.held_out:g}")
+    if args.jobs is not None and args.jobs < 1:
+        raise InputError(f"--jobs must be at least 1, not {args.jobs}")
+    return Settings(args.batch_size, args.window, args.batches, args.resamples, args.seed, args.held_out, args.baseline)
+
+
+def _say_how_files_were_taken(args: Args, groups: list[tuple[str, ...]]) -> None:
+    files = [g for g in groups if g]
+    n = sum(map(len, files))
+    if len(files) > 1 and not args.separate:
+        remark(f"{n} files taken as {len(files)} tables; --together makes one of them")
+    elif n > 1 and len(files) == 1 and not args.together:
+        remark(f"{n} files taken as one table; --separate makes a board of each")

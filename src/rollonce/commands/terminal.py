@@ -1,0 +1,78 @@
+"""What every command prints with: results on stdout, progress and remarks on stderr."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # the command line handles it; rich would exit with 1, which means a failed check here
+
+
+def out() -> Console:
+    """The console of results; no colour where it is no terminal, 80 columns wide where nothing says otherwise."""
+    return _Console(file=sys.stdout, highlight=False, soft_wrap=False)
+
+
+def remark(text: str) -> None:
+    """A line on stderr, beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout. ASCII escapes, so that no encoding of the terminal can break it."""
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def command_line(verb: str, words: list[str] | None = None) -> str:
+    """The command as it was typed, for the page to say how it was made."""
+    typed = sys.argv[1:] if words is None else words
+    return shlex.join(["rollonce", *typed]) if typed[:1] == [verb] else f"rollonce {verb} ..."
+
+
+class Bars:
+    """Progress bars on stderr that only show up once a second has gone by, and only in a terminal.
+
+    >>> with Bars() as bars:
+    ...     bars.tell("reading", "bytes", 5, 10)
+    """
+
+    def __init__(self, delay: float = 1.0) -> None:
+        self._start, self._delay = time.monotonic(), delay
+        self._console = Console(file=sys.stderr)
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def tell(self, name: str, what: str, done: int, total: int) -> None:
+        """``done`` of ``total``, now at ``what``, of the job called ``name``."""
+        if not self._console.is_terminal or time.monotonic() - self._start < self._delay:
+            return
+        if self._progress is None:
+            columns = (
+                TextColumn("{task.description:<30.30}", markup=False),
+                BarColumn(bar_width=14),
+                MofNCompleteColumn() if total < 100_000 else TextColumn("{task.percentage:>3.0f}%"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[what]:.20}", markup=False),
+            )
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, what=what)
+        self._progress.update(self._tasks[name], completed=done, total=total, what=what)

@@ -1,0 +1,269 @@
+"""``rollonce watch``: baselines ranked on the log of a training run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from rollonce.commands.inputs import ReaderOptions, find_sources, read
+from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
+from rollonce.errors import InputError
+
+if TYPE_CHECKING:
+    from rollonce.baselines import Baseline, Batch
+    from rollonce.rollouts import Tasks
+    from rollonce.scoring import Watcher, WatchScore
+
+HELP = """\
+Which baseline would have served this training run better? Replays its log step
+by step; each baseline sees only the batch and earlier steps, and is ranked by
+E[A^2], the mean squared advantage, which needs no second rollout of any task.
+Rows of the same prompt are hidden from each other, so groups do no harm.
+
+LOG is a log of any format that `rollonce score` reads: a file, a directory of
+step files, or a glob.
+
+Examples:
+  rollonce watch runs/math/rollout_data/
+  rollonce watch rollouts.jsonl --follow
+      While the run is writing it; Ctrl-C ends it.
+  rollonce watch rollouts.jsonl --batch-size 64 --json
+      A log without a step column, in steps of 64 rows.
+"""
+
+
+@dataclass
+class Args:
+    """Options of ``rollonce watch``."""
+
+    log: Annotated[tuple[str, ...], Positional, arg(metavar="LOG", help_behavior_hint="")] = ()
+    """The log: files, a directory, or a glob."""
+    follow: bool = False
+    """Go on as the log grows (JSON Lines)."""
+    idle: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None
+    """With --follow: end once nothing was written for so long."""
+    poll: Annotated[float, arg(metavar="SECONDS")] = 1.0
+    """With --follow: how often to look."""
+    batch_size: Annotated[int | None, arg(metavar="B", aliases=["-B"], help_behavior_hint="")] = None
+    """Rows in a step. Default: the log's own steps, or 32 where it has none."""
+    window: Annotated[int, arg(metavar="ROWS")] = 512
+    """Rows of earlier steps for the baselines that keep any."""
+    trees: bool = False
+    """Fit the boosted-trees critic as well (slow: a model each step)."""
+    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
+    """A saved baseline to rank as well, as it was fitted."""
+    json: bool = False
+    """Print JSON and nothing else; with --follow a line each time something was added."""
+    reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
+
+
+def run(args: Args) -> int:
+    """Replay, rank and print.
+
+    Raises:
+        InputError: for anything wrong with the log or the options.
+    """
+    if args.batch_size is not None and args.batch_size < 2:
+        raise InputError(f"--batch-size must be at least 2, not {args.batch_size}")
+    if args.window < 0 or args.poll <= 0 or (args.idle is not None and args.idle < 0):
+        raise InputError("--window and --idle must be at least 0, --poll above 0")
+    if not args.log:
+        raise InputError("no LOG given; name a file, a directory or a glob")
+    return _follow(args) if args.follow else _replay(args)
+
+
+def _replay(args: Args) -> int:
+    from rollonce.scoring import Watcher, steps_of
+
+    source = find_sources(args.log, args.reader, together=True)
+    if len(source) > 1:
+        raise InputError("watch reads one log at a time; name one")
+    with Bars() as bars:
+        table = read(source[0], args.reader, bars)
+        watcher = Watcher(_baselines(args, table.tasks))
+        steps = list(steps_of(table, args.batch_size))
+        for i, step in enumerate(steps):
+            bars.tell("replaying", f"step {i + 1}", i, len(steps))
+            watcher.step(step)
+    scores = watcher.scores()
+    if not scores:
+        raise InputError(_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
+    notes = [f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}"] if table.skipped else []
+    if args.json:
+        print_json({"command": command_line("watch"), "log": table.source, "scores": plain_scores(scores), "notes": notes})
+        return 0
+    console = out()
+    _print(console, table.name, scores)
+    for note in notes:
+        console.print(f"Note: {note}", style="yellow", markup=False)
+    return 0
+
+
+def _no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
+    if n_tasks == 1:
+        return f"all {n_rows} rollouts are of one task: there is no other task to compare with"
+    size = batch_size or 32
+    return f"{n_rows} rollouts make no whole step of {size} rows with two tasks in it; pass a smaller --batch-size"
+
+
+def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
+    """What can run along at one rollout per task, fitted on these prompts."""
+    from rollonce.baselines import BoostedTrees
+    from rollonce.commands.saved import load_saved
+    from rollonce.scoring import default_baselines
+
+    chosen = [b for b in default_baselines(tasks, args.window) if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))]
+    return [b.fit(tasks) for b in [*chosen, *map(load_saved, args.baseline)]]
+
+
+# Following a growing log ------------------------------------------------------------------------------------------------------
+
+
+class _Growing:
+    """Steps so far. The vocabulary is that of the prompts seen, so whenever these double everything is fitted and scored anew."""
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+        self.steps: list[Batch] = []
+        self.watcher: Watcher | None = None
+        self.prompts: dict[str, int] = {}
+        self.fitted_on = 0
+
+    def add(self, step: Batch) -> None:
+        from rollonce.rollouts import Tasks
+        from rollonce.scoring import Watcher
+
+        self.steps.append(step)
+        for prompt in step.tasks.prompts:
+            self.prompts.setdefault(prompt, len(self.prompts))
+        if self.watcher is not None and len(self.prompts) < 2 * self.fitted_on:
+            self.watcher.step(step)
+            return
+        self.fitted_on = len(self.prompts)
+        seen = Tasks.concat(self.steps[0].tasks, self.steps[0].tasks.take([]))
+        columns = {name: [] for name in seen.column_names}
+        where: dict[str, tuple[Batch, int]] = {}
+        for batch in self.steps:
+            for i, prompt in enumerate(batch.tasks.prompts):
+                where.setdefault(prompt, (batch, i))
+        for name, values in columns.items():
+            values.extend(batch.tasks.column(name)[i] for batch, i in where.values())
+        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), columns=columns)))
+        for old in self.steps:
+            self.watcher.step(old)
+
+    def scores(self) -> list[WatchScore]:
+        return self.watcher.scores() if self.watcher is not None else []
+
+
+def _follow(args: Args) -> int:
+    from rich.live import Live
+
+    console = out()
+    growing = _Growing(args)
+    live: Live | None = None
+    if console.is_terminal and not args.json:
+        live = Live(console=console, refresh_per_second=2)
+        live.start()
+    try:
+        for step in _steps_of_stream(args):
+            growing.add(step)
+            scores = growing.scores()
+            if not scores:
+                continue
+            if args.json:
+                import json
+
+                print(json.dumps({"scores": plain_scores(scores)}, allow_nan=False), flush=True)
+            elif live is not None:
+                live.update(watch_table(console, args.log[0], scores))
+            else:
+                best = scores[0]
+                print(f"step {best.steps}: {best.label} ahead, {best.ratio.value:.3f} x LOO (last 20 steps: {best.recent:.3f})", flush=True)
+    finally:
+        if live is not None:
+            live.stop()
+    if not growing.scores():
+        raise InputError(_no_steps(sum(map(len, growing.steps)), len(growing.prompts), args.batch_size), file=args.log[0])
+    if live is None and not args.json:
+        _print(console, args.log[0], growing.scores())
+    return 0
+
+
+def _steps_of_stream(args: Args) -> Iterator[Batch]:
+    """Steps of a growing log: a step is complete when the next one begins, or the stream ends."""
+    import numpy as np
+
+    from rollonce.baselines import Batch
+    from rollonce.readers import follow
+    from rollonce.rollouts import Tasks
+
+    if len(args.log) > 1:
+        raise InputError("--follow takes one file, directory or (quoted) glob")
+    last = time.monotonic()
+    told = False
+
+    def stop() -> bool:
+        nonlocal told
+        if not told:
+            remark(f"rollonce: following {args.log[0]}; Ctrl-C ends it")
+            told = True
+        return args.idle is not None and time.monotonic() - last > args.idle
+
+    waiting: list[tuple[Any, ...]] = []  # (step, prompt, id, reward, columns ...)
+    names: list[str] = []
+
+    def batch(rows: Sequence[tuple[Any, ...]]) -> Batch:
+        columns = {name: [r[4 + k] for r in rows] for k, name in enumerate(names)}
+        return Batch(Tasks([r[1] for r in rows], [r[2] for r in rows], columns), np.array([r[3] for r in rows], dtype=np.float64))
+
+    for rows in follow(args.log[0], poll=args.poll, stop=stop, **args.reader.keywords()):
+        last = time.monotonic()
+        names = list(rows.columns)
+        steps = [None] * len(rows.prompts) if rows.steps_B is None else rows.steps_B.tolist()
+        waiting += zip(steps, rows.prompts, rows.task_ids, rows.rewards_B.tolist(), *rows.columns.values(), strict=True)
+        own_steps = waiting[0][0] is not None and args.batch_size is None
+        size = args.batch_size or 32
+        while waiting:
+            if own_steps:
+                end = next((i for i, row in enumerate(waiting) if row[0] != waiting[0][0]), None)
+            else:
+                end = size if len(waiting) >= size else None
+            if end is None:
+                break
+            yield batch(waiting[:end])
+            waiting = waiting[end:]
+    if waiting and waiting[0][0] is not None and args.batch_size is None:
+        yield batch(waiting)
+
+
+# Output -----------------------------------------------------------------------------------------------------------------------
+
+
+def plain_scores(scores: Sequence[WatchScore]) -> list[dict[str, Any]]:
+    """As JSON; NaN becomes null."""
+    import math
+
+    def plain(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return [
+        {k: plain(float(v) if hasattr(v, "dtype") else v) for k, v in s._asdict().items() if k != "ratio"}
+        | {"ratio": {k: plain(float(v)) for k, v in s.ratio._asdict().items()}}
+        for s in scores
+    ]
+
+
+def _print(console: Any, name: str, scores: Sequence[WatchScore]) -> None:
+    console.print(watch_table(console, name, scores))
+
+
+def watch_table(console: Any, name: str, scores: Sequence[WatchScore]) -> Any:
+    """The ranking as a rich renderable."""
+    from rollonce.reports.table import watch_view
+
+    return watch_view(console, name, scores)

@@ -1,0 +1,126 @@
+"""Scores in words: the sentence under a table, and numbers as people write them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rollonce.scoring import Board, Estimate, Score
+
+
+class Verdict(NamedTuple):
+    """What a board says.
+
+    Attributes:
+        headline: One sentence.
+        more: Sentences that belong to it.
+        apart: True if the best baseline can be told apart from the LOO mean, False if not, None if that could not be known.
+    """
+
+    headline: str
+    more: list[str]
+    apart: bool | None
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number with so many decimals; ``-`` where there is none, a true minus sign otherwise."""
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    text = f"{value:.{digits}f}"
+    return text.replace("-", "−") if float(text) else text.lstrip("-")
+
+
+def interval(estimate: Estimate, digits: int = 2) -> str:
+    """``[low, high]``, with as many decimals more as it takes to tell the ends apart; "" where there is none."""
+    if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
+        return ""
+    digits = precision(estimate, digits)
+    return f"[{number(estimate.low, digits)}, {number(estimate.high, digits)}]"
+
+
+def precision(estimate: Estimate, digits: int = 2) -> int:
+    """Decimals under which the ends of an interval differ, from ``digits`` to two more."""
+    while digits < 4 and estimate.high > estimate.low and f"{estimate.low:.{digits}f}" == f"{estimate.high:.{digits}f}":
+        digits += 1
+    return digits
+
+
+def with_interval(estimate: Estimate, digits: int = 2) -> str:
+    """``1.05 [0.92, 1.19]``; with a decimal more where an end would round to 1 and hide on which side of it it lies."""
+    while digits < 4 and any(v != 1 and f"{v:.{digits}f}" == f"{1:.{digits}f}" for v in (estimate.low, estimate.high)):
+        digits += 1
+    return f"{number(estimate.value, precision(estimate, digits))} {interval(estimate, digits)}".strip()
+
+
+def significant(estimate: Estimate) -> str:
+    """Three significant digits with the interval: for s2, tau2, SNR."""
+
+    def text(value: float) -> str:
+        return number(value) if not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
+
+    both = math.isfinite(estimate.low) and math.isfinite(estimate.high)
+    return text(estimate.value) + (f" [{text(estimate.low)}, {text(estimate.high)}]" if both else "")
+
+
+def beats(score: Score) -> bool | None:
+    """Whether a baseline's ratio to LOO lies above 1 with its whole interval; None where there is no interval."""
+    if not math.isfinite(score.ratio.low):
+        return None
+    return score.ratio.low > 1
+
+
+def verdict(board: Board) -> Verdict:
+    """The best baseline of a board in a sentence, and whether it can be told apart from the LOO mean."""
+    ranked = [s for s in board.scores if math.isfinite(s.ratio.value)]
+    if not ranked or not board.difficulty:
+        return Verdict("No baseline could be ranked: see the notes.", [], None)
+    best, loo, size = ranked[0], board.loo, board.batch_size
+    if board.moments.s2.value == 0:
+        return Verdict(f"{capital(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.", [], None)
+    level = f"B_eff {number(best.b_eff.value, 1)} of {size}" if math.isfinite(best.b_eff.value) else ""
+    if loo is not None and best.ratio.value <= 1.0005:
+        tail = f": {level}" if level else ""
+        return Verdict(f"Nothing here does better than the plain leave-one-out mean of the batch{tail}.", [], False)
+    ratio = with_interval(best.ratio)
+    told = beats(best)
+    more: list[str] = []
+    if told is None:
+        return Verdict(f"{capital(best.label)} is ahead, at {ratio} times the LOO mean{_and(level)}; no interval was computed.", more, None)
+    winners = [s for s in ranked if beats(s)]
+    if told:
+        headline = f"{capital(best.label)} does best: {_comma(level)}{ratio} times the LOO mean."
+        close = [s for s in ranked[1:] if s.ratio.high > best.ratio.low and beats(s)]
+        if close:
+            more.append(f"{len(close)} more beat LOO with intervals that overlap its own; the nearest is {close[0].label}.")
+        return Verdict(headline, more, True)
+    headline = f"{capital(best.label)} is ahead at {ratio} times the LOO mean{_and(level)}, but cannot be told apart from it."
+    if winners:
+        more.append(f"What can be told apart from it: {winners[0].label}, at {with_interval(winners[0].ratio)} times LOO.")
+    else:
+        more.append("No baseline here can be told apart from LOO at this number of tasks.")
+    return Verdict(headline, more, False)
+
+
+def _and(level: str) -> str:
+    return f" ({level})" if level else ""
+
+
+def _comma(level: str) -> str:
+    return f"{level}, " if level else ""
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter, unless its first word is spelt like TF-IDF or kNN."""
+    first = text.split(" ", 1)[0]
+    return text[:1].upper() + text[1:] if first.islower() else text
+
+
+def moments_sentence(board: Board) -> str:
+    """Tasks, rollouts and moments of a table on one line."""
+    m = board.moments
+    low, high = m.group_sizes
+    sizes = f"{low}" if low == high else f"{low}-{high}"
+    parts = [f"{m.n_tasks} tasks, {m.n_rollouts} rollouts ({sizes} a task)", f"mean reward {significant(m.mean)}"]
+    if math.isfinite(m.s2.value):
+        parts += [f"s2 {significant(m.s2)}", f"tau2 {significant(m.tau2)}", f"SNR {significant(m.snr)}"]
+    return " · ".join(parts)
