@@ -1,0 +1,309 @@
+"""Tune a baseline on a table of rollouts, and say honestly what it is worth on tasks it was not tuned on.
+
+With 150 tasks or more they are split into tune / choose / report; the search sees the first two alone. With fewer, the *procedure*
+is cross-fitted: for each of five folds it is run from the start on the other folds, and the fold judges what came out; the baseline
+that is saved comes from one more run on all tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import LeaveOneOut, LinearSmoother, published_tfidf
+from rollonce.errors import InputError
+from rollonce.rollouts import IntArray, Rollouts
+from rollonce.scoring import Score, check_scorable
+from rollonce.tuning.objective import Objective, paired_z, ratio
+from rollonce.tuning.parts import CROSS_FIT_BELOW, FoldScorer, Judged, PerTarget, ReportPart, divide, split
+from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importances, trials_for
+from rollonce.tuning.space import Bank, Space
+
+FOLDS = 5
+# The best few of the tune part compete on the choose part, and the winner must beat LOO there by this many standard errors and by half a percent.
+FINALISTS, MIN_Z, MIN_GAIN = 5, 1.28, 1.005
+
+
+class Outcome(NamedTuple):
+    """What one search came to.
+
+    Attributes:
+        baseline: The chosen one, fitted: the LOO mean where no gain was shown.
+        tuned: Ratio to LOO of the best trial on the tune part (optimistic).
+        chosen: Ratio to LOO of the best finalist on the choose part, and its gain in standard errors.
+        chosen_z: See ``chosen``.
+        is_loo: Whether the choice fell back to LOO.
+        trials: All trials.
+    """
+
+    baseline: LinearSmoother
+    tuned: float
+    chosen: float
+    chosen_z: float
+    is_loo: bool
+    trials: list[Trial]
+    importances: dict[str, dict[str, float]]
+
+
+@dataclass
+class TuneResult:
+    """Everything `rollonce tune` prints.
+
+    Attributes:
+        baseline: The chosen baseline, fitted on all prompts.
+        best_trial: The best trial's label, whatever was chosen.
+        tuned, chosen: Ratios to LOO on the tune and choose parts.
+        judged: Scores on the report part, or cross-fitted (`Judged`).
+        cross_fitted: Whether ``judged`` is of the procedure, cross-fitted over ``folds`` (their labels in ``fold_labels``).
+        curve: (trials, seconds, best so far).
+        trials_for_95: Trials that had found 95% of the final gain on the tune part.
+        importances: Optuna's, over all trials and within the best family.
+        counts: Tasks in each part.
+        notes: Sentences that the reader must know.
+    """
+
+    name: str
+    source: str
+    batch_size: int
+    baseline: LinearSmoother
+    best_trial: str
+    is_loo: bool
+    tuned: float
+    chosen: float
+    chosen_z: float
+    judged: Judged
+    cross_fitted: bool
+    fold_labels: list[str]
+    curve: list[tuple[int, float, float]]
+    trials_for_95: int | None
+    importances: dict[str, dict[str, float]]
+    counts: dict[str, int]
+    n_trials: int
+    seconds_of_trials: float
+    notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def optimism(self) -> float:
+        """The optimism gap: ratio on the tasks it was tuned on minus the reported ratio."""
+        return self.tuned - self.judged.score.ratio.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON; NaN becomes null."""
+        out = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in ("baseline", "judged")}
+        out["baseline"] = {"label": self.baseline.label, "config": self.baseline.config()}
+        for k in ("score", "loo", "published"):
+            out["reported" if k == "score" else k] = _score_dict(getattr(self.judged, k))
+        out["over_published"] = self.judged.over_published._asdict()
+        out["optimism"] = self.optimism
+        return _plain(out)
+
+
+def tune(
+    rollouts: Rollouts,
+    *,
+    budget: Budget | str = "200",
+    batch_size: int = 32,
+    window: int = 0,
+    sampler: str = "tpe",
+    seed: int = 0,
+    storage: str | None = None,
+    embedding: bool = False,
+    n_batches: int = 400,
+    resamples: int = 100,
+    report_batches: int = 2000,
+    progress: Callable[[str, int, float, float], None] | None = None,
+) -> TuneResult:
+    """Search for a baseline on a table of rollouts and report on tasks that the search did not see.
+
+    Args:
+        rollouts: The table.
+        budget: Trials (``"200"``) or time (``"60s"``). When cross-fitting each of the six searches has so many trials, or a sixth of the time.
+        batch_size: B.
+        window: The longest history window that may be searched, in rows of other tasks; ratios are to the in-batch LOO mean all the same.
+        sampler: ``tpe``, ``cmaes`` or ``hillclimb``.
+        seed: Of the split, the batches and the sampler.
+        storage: SQLite file or Optuna URL; a search of the same rollouts, settings and seed is joined or resumed.
+        embedding: Search sentence embeddings as well (extra ``embed``).
+        n_batches: Common batches of a trial.
+        resamples, report_batches: Of the report.
+        progress: Called with (which search, trials, seconds, best so far).
+
+    Raises:
+        InputError: if no batch can be drawn, or a setting makes no sense.
+    """
+    check_scorable(rollouts, batch_size)
+    if np.ptp(rollouts.rewards_R) == 0:
+        raise InputError(f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune", file=rollouts.source or None)
+    budget = Budget.parse(budget) if isinstance(budget, str) else budget
+    space = Space.of(rollouts, window=window, embedding=embedding)
+    settings = {
+        "batch_size": batch_size,
+        "window": window,
+        "sampler": sampler,
+        "seed": seed,
+        "n_batches": n_batches,
+        "resamples": resamples,
+        "report_batches": report_batches,
+        "space": space.to_dict(),
+    }
+    run = _Run(rollouts, space, Bank(rollouts.tasks), batch_size, n_batches, sampler, seed, storage, _fingerprint(rollouts, settings), progress)
+    published = published_tfidf().fit(rollouts.tasks)
+    assert isinstance(published, LinearSmoother)
+    scorer_args = (rollouts, batch_size, report_batches, resamples)
+    notes: list[str] = []
+    labels: list[str] = []
+    if rollouts.n_tasks >= CROSS_FIT_BELOW:
+        parts = split(rollouts, seed)
+        outcome = run(parts.tune, parts.choose, "search", budget)
+        part = ReportPart(FoldScorer(*scorer_args, seed=seed + 1, targets=parts.report))
+        judged = part.judge(outcome.baseline, published)
+        counts = {k: len(v) for k, v in parts._asdict().items()}
+    else:
+        each = Budget(budget.trials, budget.seconds / (FOLDS + 1))
+        folds = divide(rollouts, [1.0] * FOLDS, seed)
+        fold_of_N = np.zeros(rollouts.n_tasks, dtype=np.int64)
+        experts = []
+        for f, fold in enumerate(folds):
+            fold_of_N[fold] = f
+            rest = np.setdiff1d(np.arange(rollouts.n_tasks), fold)
+            experts.append(run(*_inner(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each).baseline)
+        labels = [e.label for e in experts]
+        outcome = run(*_inner(rollouts, np.arange(rollouts.n_tasks), seed), "all tasks", each)
+        part = ReportPart(FoldScorer(*scorer_args, seed=seed + 1))
+        judged = part.judge(PerTarget(experts, fold_of_N), published)
+        counts = {"cross-fitted": rollouts.n_tasks, "folds": FOLDS}
+        notes.append(
+            f"{rollouts.n_tasks} tasks are too few for a split (from {CROSS_FIT_BELOW}): what is reported is the whole procedure, run "
+            f"{FOLDS} times on four fifths of the tasks and judged on the other fifth; the saved baseline comes from a run on all of them."
+        )
+    if run.neighbours_everywhere:
+        notes.append(f"Too few tasks for batches of {batch_size} without the judging ones: as neighbours (not as targets) those were seen in the search.")
+    if outcome.is_loo:
+        notes.append(
+            f"The choose part does not show a gain over the LOO mean ({outcome.chosen:.3f}, {outcome.chosen_z:+.1f} standard errors; "
+            f"{MIN_GAIN} and {MIN_Z} are asked for): the chosen baseline is the LOO mean."
+        )
+    if not FoldScorer(rollouts, batch_size, 1, 0).has_repeats:
+        notes.append("Every task has a single rollout: ratios are of E[A^2], and no absolute B_eff can be told.")
+    if window:
+        notes.append("Calibration rollouts come from one policy, so this search cannot see a window going stale: decay must be judged in training (rollonce watch).")
+    best = max(outcome.trials, key=lambda t: t.value) if outcome.trials else None
+    curve = best_so_far(outcome.trials)
+    return TuneResult(
+        rollouts.name,
+        rollouts.source,
+        batch_size,
+        outcome.baseline,
+        run.bank.rebuild(best.config).label if best else "",
+        outcome.is_loo,
+        outcome.tuned,
+        outcome.chosen,
+        outcome.chosen_z,
+        judged,
+        bool(labels),
+        labels,
+        curve,
+        trials_for(curve),
+        outcome.importances,
+        counts,
+        len(outcome.trials),
+        float(sum(t.seconds for t in outcome.trials)),
+        notes,
+        settings | {"n_rollouts": rollouts.n_rollouts, "n_tasks": rollouts.n_tasks, "rollouts_hash": table_hash(rollouts)},
+    )
+
+
+@dataclass
+class _Run:
+    """One search from tune and choose positions to a choice."""
+
+    rollouts: Rollouts
+    space: Space
+    bank: Bank
+    batch_size: int
+    n_batches: int
+    sampler: str
+    seed: int
+    storage: str | None
+    fingerprint: str
+    progress: Callable[[str, int, float, float], None] | None
+    neighbours_everywhere: bool = False
+
+    def __call__(self, tune_at: IntArray, choose_at: IntArray, label: str, budget: Budget) -> Outcome:
+        seen = np.union1d(tune_at, choose_at)
+        table = self.rollouts.select(seen)
+        if len(seen) < self.batch_size:
+            table, seen, self.neighbours_everywhere = self.rollouts, np.arange(self.rollouts.n_tasks), True
+        in_tune, in_choose = np.isin(seen, tune_at), np.isin(seen, choose_at)
+        objective = Objective(table, self.batch_size, self.n_batches, self.seed, np.flatnonzero(in_tune), self.bank)
+        name = f"rollonce-{self.rollouts.name}-{self.fingerprint}-{label.split('/')[0].replace(' ', '-')}"
+        search = Search(self.space, self.bank, objective.value, self.sampler, self.seed, self.storage, name)
+        told = self.progress
+        trials = search.run(budget, None if told is None else lambda n, s, b: told(label, n, s, b))
+        # Fresh batches for the choice, so that it does not inherit the luck of the search's.
+        again = Objective(table, self.batch_size, 2 * self.n_batches, self.seed + 1000, np.flatnonzero(in_choose), self.bank)
+        best_tuned, winner, chosen, z = np.nan, None, -np.inf, np.nan
+        for trial in _finalists(trials):
+            best_tuned = trial.value if not best_tuned > trial.value else best_tuned
+            baseline = self.bank.rebuild(trial.config)
+            a2, loo = again.squared_advantages(baseline)
+            value = ratio(a2, loo, in_choose)
+            if value > chosen:
+                winner, chosen, z = baseline, value, paired_z(a2, loo, in_choose)
+        is_loo = winner is None or not (chosen >= MIN_GAIN and z >= MIN_Z)
+        return Outcome(LeaveOneOut() if is_loo or winner is None else winner, best_tuned, chosen, z, is_loo, trials, importances(search.study))
+
+
+def _finalists(trials: list[Trial]) -> list[Trial]:
+    """The best few, no two with the same choices in all but numbers."""
+    out: list[Trial] = []
+    kinds = set()
+    for t in sorted((t for t in trials if np.isfinite(t.value)), key=lambda t: -t.value):
+        kind = json.dumps({k: v for k, v in t.params.items() if not isinstance(v, float)}, sort_keys=True)
+        if kind not in kinds:
+            kinds.add(kind)
+            out.append(t)
+        if len(out) == FINALISTS:
+            break
+    return out
+
+
+def _inner(rollouts: Rollouts, at: IntArray, seed: int) -> tuple[IntArray, IntArray]:
+    """These tasks in tune (two thirds) and choose (one third)."""
+    first, second = divide(rollouts.select(at), (2.0, 1.0), seed)
+    return at[first], at[second]
+
+
+def table_hash(rollouts: Rollouts) -> str:
+    """A hash of prompts and rewards as read, so that a saved baseline says exactly what it was tuned on."""
+    digest = hashlib.sha256()
+    for prompt in rollouts.tasks.prompts:
+        digest.update(prompt.encode(errors="surrogatepass") + b"\0")
+    digest.update(rollouts.offsets_N1.astype("<i8").tobytes())
+    digest.update(rollouts.rewards_R.astype("<f8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _fingerprint(rollouts: Rollouts, settings: dict[str, Any]) -> str:
+    kept = {k: v for k, v in settings.items() if k not in ("resamples", "report_batches", "sampler")}
+    return hashlib.sha256((table_hash(rollouts) + json.dumps(kept, sort_keys=True)).encode()).hexdigest()[:12]
+
+
+def _score_dict(score: Score) -> dict[str, Any]:
+    return {k: v._asdict() if hasattr(v, "_asdict") else v for k, v in score._asdict().items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
