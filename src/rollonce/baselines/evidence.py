@@ -47,7 +47,7 @@ def log_evidence(theta_K1: FloatArray, kernels_Knn: FloatArray, y_n: FloatArray,
 
 
 def minimise(
-    f: Callable[[FloatArray], tuple[float, FloatArray]], x: FloatArray, iterations: int = 40, tolerance: float = 1e-3
+    f: Callable[[FloatArray], tuple[float, FloatArray]], x: FloatArray, iterations: int = 40, tolerance: float = 0.02
 ) -> FloatArray:
     """BFGS with backtracking, for a handful of parameters.
 
@@ -55,7 +55,7 @@ def minimise(
         f: Value and gradient.
         x: Where to start.
         iterations: At most this many; it also stops where the gradient's largest entry or the gain falls below ``tolerance``
-            (or a thousandth of it).
+            (or a hundredth of it): of a log likelihood, so that is plenty.
     """
     value, g = f(x)
     h: FloatArray = np.eye(len(x)) / max(1.0, float(np.abs(g).max()))
@@ -77,7 +77,7 @@ def minimise(
         s, d = step, new_g - g
         gain = value - new_value
         x, value, g = x + step, new_value, new_g
-        if gain < 1e-3 * tolerance:
+        if gain < 1e-2 * tolerance:
             break
         sd = float(s @ d)
         if sd > 1e-12:

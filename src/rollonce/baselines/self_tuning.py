@@ -148,17 +148,17 @@ class SelfTuning(LinearSmoother):
         return shares if shares is not None else np.append(np.zeros(len(self.kernels)), 1.0)
 
     def fit(self, prompts: Sequence[str] | Tasks) -> Self:
-        """Fit features on prompts, and measure how much each kernel varies over them."""
+        """Fit features on prompts, and measure how much each kernel varies over them; one that does not is left out from then on."""
         tasks = as_tasks(prompts)
-        fit_once(self.kernels, tasks)
+        usable = fit_once(self.kernels, tasks)
         some = tasks
         if len(tasks) > _SPREAD_ROWS:
             some = tasks.take(np.linspace(0, len(tasks) - 1, _SPREAD_ROWS).astype(np.int64))
         every = np.arange(len(some))[None]
         spread = []
-        for kernel in self.kernels:
-            c = kernel.covariance(some, every, every)[0]
-            spread.append(float(np.trace(c) / len(c) - c.mean()) if len(c) else 0.0)
+        for kernel, fine in zip(self.kernels, usable, strict=True):
+            c = kernel.covariance(some, every, every)[0] if fine and len(some) else np.zeros((1, 1))
+            spread.append(float(np.trace(c) / len(c) - c.mean()))
         self.spread_K = np.array(spread)
         self._given = self._learned = self._table = None
         return self

@@ -12,6 +12,8 @@ import numpy as np
 
 from rollonce.baselines.kriging import leave_out
 from rollonce.component import Component
+from rollonce.errors import InputError
+from rollonce.features import Tfidf
 from rollonce.features.base import Feature
 from rollonce.kernels.base import BoolArray, Kernel
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -68,20 +70,37 @@ def _unit_rows(w_KBM: FloatArray) -> FloatArray:
     return np.divide(w_KBM, total, out=w_KBM, where=np.abs(total) > 0.5)
 
 
-def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> None:
-    """Fit the kernels' features on prompts; of features with equal settings one is fitted and the others take over what it learned."""
-    fitted: dict[str, Feature] = {}
-    parts: list[Component] = list(kernels)
-    while parts:
-        part = parts.pop()
-        parts.extend(part.children().values())
-        if isinstance(part, Feature):
-            first = fitted.setdefault(json.dumps(part.config(), sort_keys=True), part)
-            if first is part:
-                part.fit(tasks)
-                _ = part.key
-            else:
+def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
+    """Fit the kernels' features on prompts; of features with equal settings one is fitted and the others take over what it learned.
+
+    Returns whether each kernel can be used: not where a TF-IDF found no term at all in these prompts (words in "2+2", say).
+    """
+    fitted: dict[str, Feature | None] = {}
+    usable = []
+    for kernel in kernels:
+        parts: list[Component] = [kernel]
+        fine = True
+        while parts:
+            part = parts.pop()
+            parts.extend(part.children().values())
+            if not isinstance(part, Feature):
+                continue
+            name = json.dumps(part.config(), sort_keys=True)
+            if name not in fitted:
+                try:
+                    fitted[name] = part.fit(tasks)
+                    _ = part.key
+                except InputError:
+                    if not isinstance(part, Tfidf):
+                        raise
+                    fitted[name] = None
+            first = fitted[name]
+            if first is None:
+                fine = False
+            elif first is not part:
                 part.__dict__.update(first.__dict__)
+        usable.append(fine)
+    return usable
 
 
 def pool(state: dict[str, Any]) -> dict[str, Any]:

@@ -172,11 +172,17 @@ class CrossFitScorer(Scorer):
             out[k] = np.concatenate([one[at : at + b], one[:at], one[at + b :]])
         return out
 
+    def _effort(self, baseline: Baseline, window: int) -> tuple[int, int]:
+        """A resample holds copies, so that no solve serves several batches; there one draw of the fit and few batches must do."""
+        if not isinstance(baseline, CrossFitted) or not window:
+            return super()._effort(baseline, window)
+        return min(self.resamples, 40), (4 if self.batch_size + window > 128 else 12)
+
     def errors(self, baseline: Baseline, columns_KM: IntArray, window: int) -> FloatArray:
-        """As of a `Scorer`; of a cross-fitted baseline the mean over the draws of folds and rollouts."""
+        """As of a `Scorer`; of a cross-fitted baseline the mean over the draws of folds and rollouts (of the first in a resample)."""
         if not isinstance(baseline, CrossFitted | CrossFittedAny):
             return super().errors(baseline, columns_KM, window)
-        draws = self.draws if len(columns_KM) >= 200 or self.n_tasks <= 256 else self.draws[:1]
+        draws = self.draws if len(columns_KM) >= 200 else self.draws[:1]
         total = np.zeros((len(columns_KM), self.batch_size))
         for one in draws:
             total += super().errors(one, columns_KM, window)
