@@ -35,8 +35,8 @@ ODD_PROMPTS = [
     "привет, мир: 你好，世界 🌍🏳️‍🌈 naïve café ｆｕｌｌ ﬁn",
     "\u202eright to left\u202c \x00 null \ufeff bom",
     "half of a pair \ud83d",  # a lone surrogate, as broken JSON escapes leave behind
-    "very long " * 10_000,
-    "x" * 100_000,
+    "very long " * 3_000,
+    "x" * 30_000,
 ]
 
 
