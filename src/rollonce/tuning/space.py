@@ -146,12 +146,11 @@ class Space:
         if kind == "embedding":
             return bank.get(Embedding())
         sublinear = ask.choice("sublinear", [False, True])
+        if kind == "char":  # the dear ones to compute: two variants only
+            return bank.get(Tfidf("char_wb", (2, 4), sublinear, max_features=MAX_FEATURES))
         skeleton = ask.choice("skeleton", [False, True])
-        if kind == "word":
-            ngrams = (1, ask.choice("word_ngrams", [1, 2, 3]))
-            return bank.get(Tfidf("word", ngrams, sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
-        low = ask.choice("char_ngrams", [2, 3])
-        return bank.get(Tfidf("char_wb", (low, low + 2), sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
+        ngrams = (1, ask.choice("word_ngrams", [1, 2, 3]))
+        return bank.get(Tfidf("word", ngrams, sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
 
 
 @dataclass
