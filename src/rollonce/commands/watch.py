@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +79,7 @@ def run(args: Args) -> int:
 
 
 def _replay(args: Args) -> int:
+    from rollonce.reports.table import watch_view
     from rollonce.scoring import Watcher, steps_of
 
     source = find_sources(args.log, args.reader, together=True)
@@ -97,7 +100,7 @@ def _replay(args: Args) -> int:
         print_json({"command": command_line("watch"), "log": table.source, "scores": plain_scores(scores), "notes": notes})
         return 0
     console = out()
-    _print(console, table.name, scores)
+    console.print(watch_view(console, table.name, scores))
     for note in notes:
         console.print(f"Note: {note}", style="yellow", markup=False)
     return 0
@@ -116,7 +119,9 @@ def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
     from rollonce.commands.saved import load_saved
     from rollonce.scoring import default_baselines
 
-    chosen = [b for b in default_baselines(tasks, args.window) if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))]
+    chosen = [
+        b for b in default_baselines(tasks, args.window) if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))
+    ]
     return [b.fit(tasks) for b in [*chosen, *map(load_saved, args.baseline)]]
 
 
@@ -144,15 +149,12 @@ class _Growing:
             self.watcher.step(step)
             return
         self.fitted_on = len(self.prompts)
-        seen = Tasks.concat(self.steps[0].tasks, self.steps[0].tasks.take([]))
-        columns = {name: [] for name in seen.column_names}
         where: dict[str, tuple[Batch, int]] = {}
         for batch in self.steps:
             for i, prompt in enumerate(batch.tasks.prompts):
                 where.setdefault(prompt, (batch, i))
-        for name, values in columns.items():
-            values.extend(batch.tasks.column(name)[i] for batch, i in where.values())
-        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), columns=columns)))
+        columns = {name: [batch.tasks.column(name)[i] for batch, i in where.values()] for name in step.tasks.column_names}
+        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns)))
         for old in self.steps:
             self.watcher.step(old)
 
@@ -162,6 +164,8 @@ class _Growing:
 
 def _follow(args: Args) -> int:
     from rich.live import Live
+
+    from rollonce.reports.table import watch_view
 
     console = out()
     growing = _Growing(args)
@@ -176,11 +180,9 @@ def _follow(args: Args) -> int:
             if not scores:
                 continue
             if args.json:
-                import json
-
                 print(json.dumps({"scores": plain_scores(scores)}, allow_nan=False), flush=True)
             elif live is not None:
-                live.update(watch_table(console, args.log[0], scores))
+                live.update(watch_view(console, args.log[0], scores))
             else:
                 best = scores[0]
                 print(f"step {best.steps}: {best.label} ahead, {best.ratio.value:.3f} x LOO (last 20 steps: {best.recent:.3f})", flush=True)
@@ -190,7 +192,7 @@ def _follow(args: Args) -> int:
     if not growing.scores():
         raise InputError(_no_steps(sum(map(len, growing.steps)), len(growing.prompts), args.batch_size), file=args.log[0])
     if live is None and not args.json:
-        _print(console, args.log[0], growing.scores())
+        console.print(watch_view(console, args.log[0], growing.scores()))
     return 0
 
 
@@ -202,7 +204,8 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
     from rollonce.readers import follow
     from rollonce.rollouts import Tasks
 
-    if len(args.log) > 1:
+    log, *others = args.log
+    if others:
         raise InputError("--follow takes one file, directory or (quoted) glob")
     last = time.monotonic()
     told = False
@@ -210,18 +213,18 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
     def stop() -> bool:
         nonlocal told
         if not told:
-            remark(f"rollonce: following {args.log[0]}; Ctrl-C ends it")
+            remark(f"rollonce: following {log}; Ctrl-C ends it")
             told = True
         return args.idle is not None and time.monotonic() - last > args.idle
 
-    waiting: list[tuple[Any, ...]] = []  # (step, prompt, id, reward, columns ...)
+    waiting: list[Any] = []  # (step, prompt, id, reward, columns ...)
     names: list[str] = []
 
-    def batch(rows: Sequence[tuple[Any, ...]]) -> Batch:
+    def batch(rows: Sequence[Any]) -> Batch:
         columns = {name: [r[4 + k] for r in rows] for k, name in enumerate(names)}
         return Batch(Tasks([r[1] for r in rows], [r[2] for r in rows], columns), np.array([r[3] for r in rows], dtype=np.float64))
 
-    for rows in follow(args.log[0], poll=args.poll, stop=stop, **args.reader.keywords()):
+    for rows in follow(log, poll=args.poll, stop=stop, **args.reader.keywords()):
         last = time.monotonic()
         names = list(rows.columns)
         steps = [None] * len(rows.prompts) if rows.steps_B is None else rows.steps_B.tolist()
@@ -246,7 +249,6 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
 
 def plain_scores(scores: Sequence[WatchScore]) -> list[dict[str, Any]]:
     """As JSON; NaN becomes null."""
-    import math
 
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -256,14 +258,3 @@ def plain_scores(scores: Sequence[WatchScore]) -> list[dict[str, Any]]:
         | {"ratio": {k: plain(float(v)) for k, v in s.ratio._asdict().items()}}
         for s in scores
     ]
-
-
-def _print(console: Any, name: str, scores: Sequence[WatchScore]) -> None:
-    console.print(watch_table(console, name, scores))
-
-
-def watch_table(console: Any, name: str, scores: Sequence[WatchScore]) -> Any:
-    """The ranking as a rich renderable."""
-    from rollonce.reports.table import watch_view
-
-    return watch_view(console, name, scores)

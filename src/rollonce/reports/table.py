@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from rollonce.reports.words import beats, interval, moments_sentence, number, precision, verdict
-from rollonce.scoring import Board, Estimate, GroupScore, Score
+from rollonce.scoring import Board, Estimate, GroupScore, Score, WatchScore
 
 GROUPS = (
     "Groups of G at the same {} rollouts (the B_eff is of their baseline alone). One rollout per task has the smaller gradient variance "
@@ -94,6 +94,29 @@ def group_table(groups: Sequence[GroupScore]) -> Table:
         variance = f"{g.variance:.2f} + {g.group_size} rho"
         table.add_row(f"{g.group_size}", f"{g.tasks_per_step:g}", number(g.b_eff, 1), variance, number(g.crossing, 3), dead)
     return table
+
+
+def watch_view(console: Console, name: str, scores: Sequence[WatchScore]) -> Group:
+    """The ranking of a training log: ratios to LOO over all steps with bars, and over the newest 20."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("baseline", overflow="fold", max_width=None if console.width > 110 else 25)
+    for column in ("E[A^2]", "x LOO"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("95%", no_wrap=True)
+    table.add_column("last 20", justify="right", no_wrap=True)
+    size = max(9, min(41, console.width - 70))
+    low, high = bar_range(scores)
+    table.add_column(_axis(low, high, size), no_wrap=True, min_width=size)
+    for score in scores:
+        ratio = score.ratio
+        style = "green" if ratio.low > 1 else "red" if ratio.high < 1 else ""
+        cells = [f"{score.mean_squared_advantage:.4g}", number(ratio.value, precision(ratio)), interval(ratio), number(score.recent)]
+        bar = Text(draw_bar(ratio, low, high, size, can_draw(console)), style=style)
+        label = score.label + ("*" if score.scored_as else "")
+        table.add_row(Text(_safe(console, label)), *(Text(_safe(console, c)) for c in cells), bar)
+    head = Text.assemble((_safe(console, name), "bold"), (f"  {scores[0].steps} steps, {scores[0].rows} rollouts", "dim"))
+    foot = [Text("* counts its own reward; scored as its leave-one-out twin", style="dim")] if any(s.scored_as for s in scores) else []
+    return Group(head, table, *foot)
 
 
 def bar_range(scores: Sequence[Any]) -> tuple[float, float]:
