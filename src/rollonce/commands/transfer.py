@@ -90,14 +90,14 @@ def run(args: Args) -> int:
 def self_tuning_cell(args: Args):  # noqa: ANN201
     """The self-tuning baseline's cell, cross-fitted (it needs no transfer); None where this installation has none."""
     try:
-        from rollonce.baselines.self_tuning import SelfTuningKriging
+        from rollonce.baselines.self_tuning import SelfTuning
         from rollonce.tuning.crossfit import crossfit_score
     except ImportError:
         return None
 
     def cell(rollouts: Rollouts) -> Cell:
-        score = crossfit_score(SelfTuningKriging, rollouts, batch_size=args.batch_size, seed=args.seed)
-        return Cell(score.ratio, "self-tuning Kriging", True)
+        score = crossfit_score(SelfTuning, rollouts, batch_size=args.batch_size, seed=args.seed)
+        return Cell(score.ratio, "self-tuning", True)
 
     return cell
 
