@@ -88,7 +88,8 @@ def against_reference() -> None:
         errors_cpu, errors = cpu(lambda scorer=scorer, ours=ours, columns=columns: scorer.errors(ours, columns, 0))
         b_eff = 32 * scorer.s2 / (scorer.s2 + errors.mean())
         print(f"| {name}: plain numpy loop (reference.py) | {slow:.3f} | 1 | {result.b_eff:.2f} |")
-        print(f"| {name}: closed form, drawing the batches included | {columns_cpu + errors_cpu:.3f} | {slow / (columns_cpu + errors_cpu):.0f} | {b_eff:.2f} |")
+        fast = columns_cpu + errors_cpu
+        print(f"| {name}: closed form, drawing the batches included | {fast:.3f} | {slow / fast:.0f} | {b_eff:.2f} |")
 
 
 def in_batches_and_tasks(quick: bool) -> None:
@@ -145,7 +146,10 @@ def advantages_32() -> None:
 
 def advantages_large() -> None:
     print("\n### A batch of 4,096 with a window of 65,536 rows, features at hand, float32 in blocks, two threads\n")
-    print("| kernel | seconds | CPU seconds | peak memory of the process, MiB | largest difference to float64 over 32 rows |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| kernel | seconds | CPU seconds | peak memory of the process, MiB | largest error, 32 rows |\n|---|---|---|---|---|",
+        flush=True,
+    )
     for name in ("buckets", "rbf", "softmax", "softmax-embedding", "nearest"):
         subprocess.run([sys.executable, __file__, "--two-threads", "--large", name], check=True)
 

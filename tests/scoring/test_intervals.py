@@ -119,7 +119,9 @@ def test_moments_intervals_cover_the_truth():
     for seed in range(150):
         rng = np.random.default_rng(seed)
         p = rng.beta(1.2, 1.2, N) * 0.8 + 0.1
-        m = moments(Rollouts.from_groups((rng.random((N, G)) < p[:, None]).astype(float), [f"t{i}" for i in range(N)]), resamples=200, seed=seed)
+        m = moments(
+            Rollouts.from_groups((rng.random((N, G)) < p[:, None]).astype(float), [f"t{i}" for i in range(N)]), resamples=200, seed=seed
+        )
         for k, (e, t) in enumerate(((m.s2, s2), (m.tau2, tau2), (m.snr, tau2 / s2))):
             hits[k] += e.low <= t <= e.high
     assert (hits / 150 >= 0.88).all()

@@ -182,7 +182,9 @@ def test_groups_stand_apart_and_dead_groups_are_counted():
     assert g4.b_eff == 24.0
     # At the crossing rho both predicted variances are equal: rho + B / B_eff = rho G + G / (G - 1).
     assert g4.crossing + 32 / 16 == pytest.approx(g4.crossing * 4 + 4 / 3)
-    board = score_rollouts(datasets.load("gsm8k_qwen25coder_1.5b"), baselines=[LeaveOneOut(), Tracker(), Oracle()], n_batches=50, resamples=0)
+    board = score_rollouts(
+        datasets.load("gsm8k_qwen25coder_1.5b"), baselines=[LeaveOneOut(), Tracker(), Oracle()], n_batches=50, resamples=0
+    )
     assert [s.label for s in board.scores] == ["LOO mean"]
     assert {s.needs for s in board.apart} == {"repeats", "extra rollouts"}
 

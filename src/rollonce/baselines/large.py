@@ -1,4 +1,4 @@
-"""Kernel baselines for batches and windows too large for a (B, B + H) table of float64: the same sums, a block of rows at a time, in float32.
+"""Kernel baselines for batches too large for a (B, B + H) table of float64: the same sums, a block of rows at a time, in float32.
 
 A batch of 4,096 with 65,536 rows of history has 285 million pairs. Here they are formed 256 rows at a time and reduced at once to
 ``sum w r`` and ``sum w``, so memory stays near that of the features. Stated tolerance: ``|b - b64| <= 1e-4`` times the rewards' range.
@@ -114,12 +114,14 @@ class _Blocks:
     """Float32 log weights of some rows over some columns.
 
     Attributes:
-        bounded: No log weight is above 40 and the row's largest is not below -40, so that exp needs no shift and columns can come in slices.
+        bounded: Log weights stay within +-40, so that exp needs no shift and columns can come in slices.
         n_rows: Rows in a block.
         threads: Over which blocks may be spread: 1 where a matrix product, with threads of its own, dominates.
     """
 
-    def __init__(self, function: Callable[[IntArray, slice], Any], *, bounded: bool, n_rows: int = _ROWS, threads: int | None = None) -> None:
+    def __init__(
+        self, function: Callable[[IntArray, slice], Any], *, bounded: bool, n_rows: int = _ROWS, threads: int | None = None
+    ) -> None:
         self.function, self.bounded, self.n_rows = function, bounded, n_rows
         self.threads = _threads() if threads is None else threads
 
@@ -174,12 +176,14 @@ def _half_squares(matrix: FloatArray | SparseRows, scale: float) -> tuple[Any, C
         rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.indptr))
         squares = np.bincount(rows, weights=matrix.data**2, minlength=len(matrix))
     else:
-        matrix = matrix - matrix.mean(axis=0)
-        squares = np.einsum("nd,nd->n", matrix, matrix)
+        dense: FloatArray = matrix - matrix.mean(axis=0)
+        matrix, squares = dense, (dense**2).sum(axis=1)
     return (squares * scale).astype(np.float32), _inner(matrix, 2 * scale)
 
 
-def _nearest_sums(kernel: Nearest, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _nearest_sums(
+    kernel: Nearest, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Sums over the k nearest (ties with the k-th included, to 1e-5 of the distance)."""
     matrix = kernel.feature.transform(tasks)
     n, k, width = len(rewards_M), kernel.k, 64
@@ -205,7 +209,7 @@ def _nearest_sums(kernel: Nearest, tasks: Tasks, n_rows: int, rewards_M: FloatAr
         kth = -np.partition(-candidates, k - 1, axis=1)[:, k - 1 : k]
         row, column = np.divmod(np.flatnonzero(block >= kth - 1e-5 * (1 + np.abs(kth))), n)
         w = recency_M[column]
-        return np.stack([np.bincount(row, v, minlength=len(rows)) for v in (w, w * rewards_M[column])], axis=1)
+        return np.stack([np.bincount(row, v, minlength=len(rows)).astype(np.float64) for v in (w, w * rewards_M[column])], axis=1)
 
     total = np.concatenate(_over_threads(sums, range(0, n_rows, rows_at_once), _threads() if isinstance(matrix, SparseRows) else 1))
     return total[:, 0], total[:, 1]
@@ -254,7 +258,9 @@ def _add_rare_terms(out: Any, rows: Any, indptr: Any, terms: Any, data: Any, pos
                 out[i, posted_row[p]] += x * posted_data[p]
 
 
-def _add_rare_terms_numpy(out: Any, rows: Any, indptr: Any, terms: Any, data: Any, postings: Any, posted_row: Any, posted_data: Any) -> None:
+def _add_rare_terms_numpy(
+    out: Any, rows: Any, indptr: Any, terms: Any, data: Any, postings: Any, posted_row: Any, posted_data: Any
+) -> None:
     for i, r in enumerate(rows):
         for a in range(indptr[r], indptr[r + 1]):
             at = slice(postings[terms[a]], postings[terms[a] + 1])

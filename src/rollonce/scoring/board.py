@@ -195,13 +195,15 @@ def score_rollouts(
     )
 
 
-def _curve(rollouts: Rollouts, m: Moments, chosen: Sequence[Baseline], usable: list[Score], seed: int) -> dict[str, list[tuple[int, float]]]:
+def _curve(
+    rollouts: Rollouts, m: Moments, chosen: Sequence[Baseline], usable: list[Score], seed: int
+) -> dict[str, list[tuple[int, float]]]:
     """B_eff against batch size: the LOO mean in closed form, the published kernel and the best in-batch baseline by simulation."""
     sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
     curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
     by_label = {b.label: b for b in chosen}
-    wanted = [published_tfidf().label] + [s.label for s in usable if not s.window and not s.scored_as][:1]
+    wanted = [published_tfidf().label, *[s.label for s in usable if not s.window and not s.scored_as][:1]]
     for label in dict.fromkeys(wanted):
         if label in by_label and label not in curve:
             curve[label] = [
@@ -227,7 +229,9 @@ def _notes(rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], 
     if np.ptp(rollouts.rewards_R) == 0:
         notes.append(f"All {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: nothing can be learned or compared.")
     if scorer.has_repeats and m.tau2.value <= 0 < m.s2.value:
-        notes.append("The tasks' means differ no more than by chance (tau2 <= 0): the batch mean is already as good as any baseline can be.")
+        notes.append(
+            "The tasks' means differ no more than by chance (tau2 <= 0): the batch mean is already as good as any baseline can be."
+        )
     cut = [s for s in usable if s.window < s.window_asked]
     if cut:
         notes.append(

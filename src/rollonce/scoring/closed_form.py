@@ -110,7 +110,9 @@ def smoother_errors(
         table, shrinkage, decay = fast
         factor_M = decay ** ages_M.astype(np.float64)
         uniform = table is None
-        return _table_errors(np.ones((1, 1)) if table is None else table, uniform, columns_KM, n_rows, keys, factor_M, shrinkage, mean_N, v_N)
+        return _table_errors(
+            np.ones((1, 1)) if table is None else table, uniform, columns_KM, n_rows, keys, factor_M, shrinkage, mean_N, v_N
+        )
     out = np.empty((len(columns_KM), n_rows))
     chunk = max(1, _CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
     for start in range(0, len(columns_KM), chunk):

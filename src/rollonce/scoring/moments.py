@@ -91,7 +91,7 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
         middle = np.median(usable)
         estimates.append(Estimate(point[k], float(middle - widen * (middle - low)), float(middle + widen * (high - middle))))
     sizes = rollouts.group_sizes_N
-    keys, counts = np.unique(rollouts.tasks.prompt_keys, return_counts=True)
+    _keys, counts = np.unique(rollouts.tasks.prompt_keys, return_counts=True)
     return Moments(
         estimates[0],
         estimates[1],

@@ -66,7 +66,7 @@ def tracker_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
     Groups of one give NaN. O(R G).
     """
     out = np.full(rollouts.n_tasks, np.nan)
-    for n in np.flatnonzero(rollouts.group_sizes_N > 1):
+    for n in map(int, np.flatnonzero(rollouts.group_sizes_N > 1)):
         group = rollouts.group(n)
         one = rollouts.tasks.take([n])
         g = len(group)

@@ -249,7 +249,7 @@ class Scorer:
         if not isinstance(baseline, LinearSmoother):
             return min(self.resamples, 50), min(self.batches_per_resample, 20)
         # A resample holds copies, so that no single solve serves all its batches.
-        if window > 128 and self._is_dear(baseline, window) or (window and baseline.type == "kriging"):
+        if (window > 128 and self._is_dear(baseline, window)) or (window and baseline.type == "kriging"):
             return min(self.resamples, 40), (4 if self.batch_size + window > 128 else 20)
         return self.resamples, self.batches_per_resample
 

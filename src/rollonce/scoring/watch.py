@@ -1,8 +1,8 @@
 """Ranks baselines from ordinary training logs with one rollout per task: ``E[A^2] = s2 + MSE`` needs no repeats.
 
 ``r_i`` and ``b_i`` are independent given the task, so the ratio of two baselines' B_eff is the inverse ratio of their mean squared
-advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings (same normalised prompt) are hidden
-from it: a sibling has similarity 1 and would pass for skill.
+advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings (same normalised prompt) are
+hidden from it: a sibling has similarity 1 and would pass for skill.
 """
 
 from __future__ import annotations
@@ -83,10 +83,14 @@ class Watcher:
                 log_rest = np.log(total[self._loo] - sums[:, self._loo]) - np.log(total[k] - sums[:, k])
                 ratio = total[self._loo] / total[k]
                 recent = sums[-20:, self._loo].sum() / sums[-20:, k].sum()
-            se = float(np.sqrt((n - 1) / n * ((log_rest - log_rest.mean()) ** 2).sum())) if n > 2 and np.isfinite(log_rest).all() else np.nan
+            se = (
+                float(np.sqrt((n - 1) / n * ((log_rest - log_rest.mean()) ** 2).sum())) if n > 2 and np.isfinite(log_rest).all() else np.nan
+            )
             scored_as = baseline.label if baseline.label != label else ""
             out.append(
-                WatchScore(label, total[k] / rows.sum(), log_interval(ratio, se, max(n - 1, 1)), float(recent), n, int(rows.sum()), scored_as)
+                WatchScore(
+                    label, total[k] / rows.sum(), log_interval(ratio, se, max(n - 1, 1)), float(recent), n, int(rows.sum()), scored_as
+                )
             )
         return sorted(out, key=lambda s: s.mean_squared_advantage)
 
