@@ -31,6 +31,9 @@ class Verb(NamedTuple):
 VERBS: dict[str, Verb] = {
     "score": Verb("score", "rank baselines on rollouts you have: effective batch sizes with intervals"),
     "watch": Verb("watch", "rank baselines on the log of a training run, also while it is written"),
+    "tune": Verb("tune", "hill-climb to a baseline on your rollouts, and report it on tasks it was not tuned on"),
+    "transfer": Verb("transfer", "does a kernel tuned on one set work on another? kernels x sets, as a matrix"),
+    "plan": Verb("plan", "one rollout per task or groups at your budget, and the power of a decision rule"),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 

@@ -1,0 +1,162 @@
+"""One rollout per task or groups, at a budget of B rollouts a step: predictions from three moments (MATH: section 3).
+
+In units of ``g2_within / B``, with ``rho = g2_between / g2_within`` (how much tasks' true gradients differ, against the noise of one
+rollout's under a perfect baseline):
+
+    one rollout per task:   rho + B / B_eff              RLOO, GRPO without std:   rho G + G / (G - 1)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rollonce.errors import InputError
+from rollonce.scoring import loo_b_eff
+
+GROUP_SIZES = (2, 4, 8, 16)
+
+
+class Difficulty(NamedTuple):
+    """Mean reward, within-task variance and variance of the tasks' means."""
+
+    mean: float
+    s2: float
+    tau2: float
+
+    @property
+    def snr(self) -> float:
+        """tau2 / s2."""
+        return self.tau2 / self.s2 if self.s2 > 0 else np.inf
+
+
+class GroupPlan(NamedTuple):
+    """Groups of G at the same number of rollouts.
+
+    Attributes:
+        group_size, tasks: G and B / G.
+        b_eff: ``B (G - 1) / G`` of the baseline alone.
+        variance: Predicted gradient variance at rho, in units of ``g2_within / B``.
+        crossing: The rho above which one rollout per task has the smaller variance; 0 if it always has.
+        dead_beta: Chance that a group's rewards are all equal, if difficulty is Beta distributed and rewards are 0/1; NaN if no Beta fits.
+        dead_data: The same counted in the data, without that assumption; NaN where not known.
+    """
+
+    group_size: int
+    tasks: float
+    b_eff: float
+    variance: float
+    crossing: float
+    dead_beta: float
+    dead_data: float
+
+
+class Plan(NamedTuple):
+    """Attributes: ``b_eff`` and ``variance`` of one rollout per task, the Beta fitted (or None), and the groups."""
+
+    budget: int
+    rho: float
+    difficulty: Difficulty
+    loo_b_eff: float
+    b_eff: float
+    variance: float
+    beta: tuple[float, float] | None
+    groups: list[GroupPlan]
+
+
+def difficulty(*, s2: float | None = None, tau2: float | None = None, snr: float | None = None, mean: float | None = None) -> Difficulty:
+    """From two of the moments; what is left open is filled in for 0/1 rewards, where ``s2 + tau2 = mean (1 - mean)``.
+
+    Raises:
+        InputError: if too little is given, or it contradicts itself.
+    """
+    given = {"s2": s2, "tau2": tau2, "snr": snr}
+    for name, value in given.items():
+        if value is not None and not (np.isfinite(value) and value >= 0):
+            raise InputError(f"--{name} must be a finite number >= 0, not {value}")
+    if mean is not None and not 0 < mean < 1:
+        raise InputError(f"--mean must lie between 0 and 1, not {mean:g}")
+    if s2 is not None and tau2 is not None and snr is not None:
+        raise InputError("give two of --s2, --tau2 and --snr; the third follows")
+    if snr is not None and s2 is not None:
+        tau2 = snr * s2
+    elif snr is not None and tau2 is not None:
+        if snr == 0:
+            raise InputError("--snr 0 says that tau2 is 0; give --s2 instead")
+        s2 = tau2 / snr
+    elif snr is not None:
+        total = 0.25 if mean is None else mean * (1 - mean)
+        s2, tau2 = total / (1 + snr), total * snr / (1 + snr)
+    if s2 is None or tau2 is None:
+        raise InputError("give a file of rollouts, or --snr, or --s2 and --tau2")
+    if s2 == 0:
+        raise InputError("s2 is 0: rollouts of a task never differ, so there is no noise for a baseline to be compared with")
+    if mean is None:
+        rest = 1 - 4 * (s2 + tau2)
+        mean = 0.5 * (1 - np.sqrt(rest)) if rest >= -1e-9 and rest > 0 else 0.5
+    return Difficulty(float(mean), float(s2), float(tau2))
+
+
+def fit_beta(d: Difficulty) -> tuple[float, float] | None:
+    """Beta(a, b) with this mean and variance of success rates, by moments: ``a + b = m (1 - m) / tau2 - 1``; None if none fits."""
+    if d.tau2 <= 0 or not 0 < d.mean < 1:
+        return None
+    total = d.mean * (1 - d.mean) / d.tau2 - 1
+    return (d.mean * total, (1 - d.mean) * total) if total > 1e-12 else None
+
+
+def dead_groups(a: float, b: float, group_size: int) -> float:
+    """Chance that all G 0/1 rewards of a task agree, its success rate being Beta(a, b) (beta-binomial, closed form).
+
+    ``E[p^G + (1 - p)^G] = prod_k (a + k) / (a + b + k) + prod_k (b + k) / (a + b + k)``, k below G.
+
+    >>> dead_groups(1, 1, 2)  # uniform: 2/3
+    0.6666666666666666
+    """
+    k = np.arange(group_size)
+    return float(np.prod((a + k) / (a + b + k)) + np.prod((b + k) / (a + b + k)))
+
+
+def plan(
+    budget: int,
+    d: Difficulty,
+    *,
+    ratio: float = 1.0,
+    b_eff: float | None = None,
+    rho: float = 0.0,
+    dead_data: dict[int, float] | None = None,
+) -> Plan:
+    """The predictions.
+
+    Args:
+        budget: B, rollouts a step.
+        d: The moments.
+        ratio: B_eff of the baseline over the in-batch LOO mean's.
+        b_eff: Its B_eff itself, if measured; overrides ``ratio``.
+        rho: ``g2_between / g2_within``; 0 is the case that favours groups most.
+        dead_data: Degenerate fractions counted in data, by G.
+
+    Raises:
+        InputError: for a budget below 4, or numbers out of range.
+    """
+    if budget < 4:
+        raise InputError(f"--budget is the number of rollouts a step, at least 4 (two groups of two), not {budget}")
+    if not (np.isfinite(rho) and rho >= 0):
+        raise InputError(f"--rho must be a finite number >= 0, not {rho}")
+    if not (np.isfinite(ratio) and ratio > 0):
+        raise InputError(f"--b-eff-ratio must be above 0, not {ratio}")
+    loo = loo_b_eff(d.snr, budget)
+    mine = loo * ratio if b_eff is None else b_eff
+    if not 0 < mine <= budget * 1.5:
+        raise InputError(f"a B_eff of {mine:.3g} at {budget} rollouts makes no sense; a perfect baseline gives {budget}")
+    beta = fit_beta(d)
+    groups = []
+    for g in GROUP_SIZES:
+        if g > budget // 2:
+            continue
+        crossing = max(0.0, (budget / mine - g / (g - 1)) / (g - 1))
+        dead = dead_groups(*beta, g) if beta else np.nan
+        counted = (dead_data or {}).get(g, np.nan)
+        groups.append(GroupPlan(g, budget / g, budget * (g - 1) / g, rho * g + g / (g - 1), crossing, dead, counted))
+    return Plan(budget, rho, d, loo, mine, rho + budget / mine, beta, groups)
