@@ -1,0 +1,181 @@
+"""One HTML page with everything on it: no scripts, no fonts, no requests of any kind."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from rollonce import __version__
+from rollonce.reports import svg
+from rollonce.reports.files import cannot_write
+from rollonce.reports.words import beats, capital, interval, number, precision, significant, verdict
+from rollonce.scoring import Board, Estimate, Score
+
+
+class Row(NamedTuple):
+    """A baseline's line in a plot; ``kind`` colours it: ``won``, ``lost`` or ``even``."""
+
+    label: str
+    twin: str
+    kind: str
+    level: Markup
+    level_text: str
+    level_interval: str
+    ratio: Markup
+    ratio_text: str
+    ratio_interval: str
+
+
+def write_page(path: str, boards: Sequence[Board], command: str) -> None:
+    """Render the page and write it, whole or not at all.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    text = render(boards, command)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".", suffix=".html")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:
+                f.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def render(boards: Sequence[Board], command: str) -> str:
+    """The page as text.
+
+    Args:
+        boards: One section each.
+        command: What made it, shown at the end.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(
+        number=number, significant=significant, interval=interval, precision=precision, capital=capital, math=math, min=min
+    )
+    sections = [_section(i, board) for i, board in enumerate(boards)]
+    snrs = [s["board"].moments.snr for s in sections]
+    snr_scale = svg.log_scale(snrs)
+    return environment.get_template("board.html").render(
+        title=_title(boards),
+        headline=_headline(boards),
+        sections=sections,
+        overview=_overview(boards),
+        matrix=_matrix(boards) if len(boards) > 1 else None,
+        snr=[(s["board"].name, s["id"], svg.interval_bar(e, snr_scale), significant(e)) for s, e in zip(sections, snrs, strict=True)],
+        snr_axis=svg.axis(snr_scale, -1),
+        snr_one=svg.Scale.at(snr_scale, 1.0) if not snr_scale.beyond(1.0) else None,
+        command=command,
+        version=__version__,
+    )
+
+
+def _title(boards: Sequence[Board]) -> str:
+    return boards[0].name if len(boards) == 1 else f"Baselines on {len(boards)} sets of rollouts"
+
+
+def _headline(boards: Sequence[Board]) -> str:
+    if len(boards) == 1:
+        return verdict(boards[0]).headline
+    winners = sum(any(beats(s) for s in board.scores) for board in boards)
+    if winners == 0:
+        return f"On none of {len(boards)} sets can a baseline be told apart from the plain leave-one-out mean."
+    on = f"all {len(boards)} sets" if winners == len(boards) else f"{winners} of {len(boards)} sets"
+    return f"On {on} some baseline beats the plain leave-one-out mean by more than chance."
+
+
+def _section(i: int, board: Board) -> dict[str, Any]:
+    levels = svg.level_scale(board.batch_size)
+    ratios = svg.ratio_scale([s.ratio for s in board.scores])
+    curves = {name: line for name, line in board.curve.items() if any(math.isfinite(v) for _, v in line)}
+    return {
+        "id": f"set-{i + 1}",
+        "board": board,
+        "verdict": verdict(board),
+        "has_levels": any(math.isfinite(s.b_eff.value) for s in board.scores),
+        "rows": [_row(s, levels, ratios) for s in board.scores],
+        "apart": [_row(s, levels, ratios) for s in board.apart],
+        "level_axis": svg.axis(levels, 1),
+        "ratio_axis": svg.axis(ratios),
+        "one": ratios.at(1.0),
+        "histogram": svg.histogram(board.difficulty) if board.difficulty else "",
+        "curve": svg.curve(curves) if len(curves) > 1 else "",
+        "curves": [("B (every baseline's ceiling)" if name == "perfect" else name) for name in curves],
+        "groups": [g for g in board.groups if math.isfinite(g.crossing)],
+    }
+
+
+def _row(score: Score, levels: svg.Scale, ratios: svg.Scale) -> Row:
+    kind = kind_of(score.ratio)
+    return Row(
+        score.label,
+        score.scored_as,
+        kind,
+        svg.interval_bar(score.b_eff, levels, kind),
+        number(score.b_eff.value, 1),
+        interval(score.b_eff, 1),
+        svg.interval_bar(score.ratio, ratios, kind),
+        number(score.ratio.value, precision(score.ratio)),
+        interval(score.ratio),
+    )
+
+
+def kind_of(ratio: Estimate) -> str:
+    """``won`` or ``lost`` if the whole interval lies on one side of 1, else ``even``."""
+    if not math.isfinite(ratio.low):
+        return "even"
+    return "won" if ratio.low > 1 else "lost" if ratio.high < 1 else "even"
+
+
+def _overview(boards: Sequence[Board]) -> list[dict[str, Any]]:
+    bests = [next((s for s in b.scores if math.isfinite(s.ratio.value)), None) for b in boards]
+    scale = svg.ratio_scale([s.ratio for s in bests if s is not None])
+    out = []
+    for i, (board, best) in enumerate(zip(boards, bests, strict=True)):
+        words = verdict(board)
+        out.append(
+            {
+                "id": f"set-{i + 1}",
+                "board": board,
+                "best": best,
+                "apart": words.apart,
+                "bar": svg.interval_bar(best.ratio, scale, kind_of(best.ratio)) if best is not None else "",
+                "one": scale.at(1.0),
+                "axis": svg.axis(scale),
+            }
+        )
+    return out
+
+
+def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
+    """Baselines x sets: ratios to LOO, baselines by their geometric mean over the sets that have them."""
+    cells: dict[str, dict[int, Estimate]] = {}
+    for k, board in enumerate(boards):
+        for score in board.scores:
+            if math.isfinite(score.ratio.value) and score.ratio.value > 0:
+                cells.setdefault(score.label, {})[k] = score.ratio
+    mean = {label: math.exp(sum(math.log(r.value) for r in found.values()) / len(found)) for label, found in cells.items()}
+    order = sorted(cells, key=lambda label: (-len(cells[label]) // len(boards), -mean[label]))
+    rows = []
+    for label in order:
+        row = []
+        for k in range(len(boards)):
+            ratio = cells[label].get(k)
+            strength = 0.0 if ratio is None else min(abs(math.log(ratio.value)) / math.log(1.6), 1.0)
+            row.append((ratio, kind_of(ratio) if ratio else "", f"{55 * strength:.0f}%", "up" if ratio and ratio.value > 1 else "down"))
+        rows.append((label, row, mean[label] if len(cells[label]) == len(boards) else None))
+    return {"names": [b.name for b in boards], "rows": rows}

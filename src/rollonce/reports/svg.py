@@ -1,0 +1,170 @@
+"""The page's plots as small SVGs: text stays text, colours are the page's CSS variables, so both colour schemes and print work.
+
+Interval bars use percentages, so that they are as wide as their cell and their dots stay round; the others have a view box about as
+wide as a phone, so that their text is readable there without zooming.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from rollonce.reports.words import number
+from rollonce.scoring import Estimate
+
+WIDTH, HEIGHT = 340, 210
+LEFT, RIGHT, TOP, BOTTOM = 34, 8, 10, 34
+
+
+class Scale(NamedTuple):
+    """A range of values, linear or logarithmic, on 0 to 100 per cent; ``marks`` are the values written on the axis."""
+
+    low: float
+    high: float
+    marks: tuple[float, ...]
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where a value lies, in per cent, held a little inside the edges."""
+        if self.log:
+            share = math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return min(max(100 * share, 1.0), 99.0)
+
+    def beyond(self, value: float) -> bool:
+        """Whether a value lies outside."""
+        return value < self.low or value > self.high
+
+
+def level_scale(batch_size: int) -> Scale:
+    """B_eff, from 0 to B."""
+    return Scale(-0.02 * batch_size, 1.04 * batch_size, (0, batch_size / 2, batch_size))
+
+
+def ratio_scale(ratios: Sequence[Estimate]) -> Scale:
+    """Ratios to LOO on a log axis: all intervals, but not below a half or above four."""
+    values = [v for r in ratios for v in r if math.isfinite(v) and v > 0]
+    low, high = max(min([0.95, *values]), 0.5), min(max([1.05, *values]), 4.0)
+    marks = tuple(v for v in (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0) if low <= v <= high)
+    if len(marks) == 1:
+        marks = tuple(v for v in (0.9, 0.95, 1.0, 1.05, 1.1, 1.2) if low <= v <= high)
+    return Scale(low * 0.98, high * 1.02, marks, log=True)
+
+
+def log_scale(estimates: Sequence[Estimate]) -> Scale:
+    """Positive values on a log axis with a mark at each power of ten (SNR)."""
+    values = [v for e in estimates for v in e if math.isfinite(v) and v > 0] or [0.1, 10.0]
+    low, high = 10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values)))
+    low, high = max(low, 1e-3), max(high, low * 10, 1e-2)
+    steps = round(math.log10(high / low))
+    return Scale(low, high, tuple(low * 10.0**k for k in range(steps + 1)), log=True)
+
+
+def interval_bar(estimate: Estimate, scale: Scale, kind: str = "") -> Markup:
+    """A dot with its interval, as wide as its cell; what goes on outside the scale ends in an arrow."""
+    if not math.isfinite(estimate.value):
+        return Markup("")
+    parts = []
+    if math.isfinite(estimate.low) and math.isfinite(estimate.high):
+        a, b = scale.at(estimate.low), scale.at(estimate.high)
+        parts.append(Markup('<line class="ci" x1="{}%" x2="{}%" y1="11" y2="11"/>').format(_px(a), _px(b)))
+    for value, sign, anchor, x in ((estimate.low, "‹", "start", 0), (estimate.high, "›", "end", 100)):
+        side = value if math.isfinite(value) else estimate.value
+        if scale.beyond(side) and (side < scale.low) == (x == 0):
+            parts.append(Markup('<text class="more" x="{}%" y="16" text-anchor="{}">{}</text>').format(x, anchor, sign))
+    if not scale.beyond(estimate.value):
+        parts.append(Markup('<circle class="dot" cx="{}%" cy="11" r="4.5"/>').format(_px(scale.at(estimate.value))))
+    return Markup('<svg class="bar {}" width="100%" height="22" aria-hidden="true">{}</svg>').format(kind, Markup("").join(parts))
+
+
+def axis(scale: Scale, digits: int = 2) -> Markup:
+    """The values above a column of interval bars."""
+    parts = []
+    for value in scale.marks:
+        x = scale.at(value)
+        anchor = "start" if x < 6 else "end" if x > 94 else "middle"
+        text = f"{value:g}" if digits < 0 else number(value, digits).rstrip("0").rstrip(".") or "0"
+        parts.append(Markup('<text x="{}%" y="11" text-anchor="{}">{}</text>').format(_px(x), anchor, text))
+    return Markup('<svg class="axis" width="100%" height="14" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
+
+
+def histogram(values: Sequence[float]) -> Markup:
+    """How many tasks have which mean reward."""
+    low, high = min(0.0, *values), max(1.0, *values)
+    counts, edges = np.histogram(np.asarray(values), bins=20, range=(low, high))
+    top = max(int(counts.max()), 1)
+    step = max(1, math.ceil(top / 4))
+    parts = [_y_line(t / top, str(t)) for t in range(0, top + 1, step)]
+    slot = (WIDTH - LEFT - RIGHT) / len(counts)
+    for k, count in enumerate(counts):
+        height = (HEIGHT - TOP - BOTTOM) * count / top
+        x, y = LEFT + k * slot + 1, HEIGHT - BOTTOM - height
+        title = f"{count} tasks with a mean reward from {edges[k]:.3g} to {edges[k + 1]:.3g}"
+        parts.append(
+            Markup('<rect class="col" x="{}" y="{}" width="{}" height="{}" rx="1.5"><title>{}</title></rect>').format(
+                _px(x), _px(y), _px(slot - 2), _px(height), title
+            )
+        )
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(_x_text(share, f"{low + share * (high - low):.3g}"))
+    return _figure(parts, "mean reward of a task", f"Histogram of the mean rewards of {len(values)} tasks")
+
+
+def curve(series: Mapping[str, Sequence[tuple[int, float]]]) -> Markup:
+    """B_eff against the batch size, both on log axes; the first series is the ceiling (B_eff = B), drawn dashed."""
+    points = [(b, v) for line in series.values() for b, v in line if math.isfinite(v) and v > 0]
+    if len({b for b, _ in points}) < 2:
+        return Markup("")
+    sizes = sorted({b for b, _ in points})
+    x_low, x_high = math.log(sizes[0]), math.log(sizes[-1])
+    y_low = math.floor(math.log2(min(v for _, v in points)))
+    y_high = math.ceil(math.log2(max(v for _, v in points)))
+    every = 2 if y_high - y_low > 6 else 1
+    parts = [_y_line((k - y_low) / (y_high - y_low), f"{2.0**k:g}") for k in range(y_low, y_high + 1, every)]
+    parts += [_x_text((math.log(b) - x_low) / (x_high - x_low), str(b)) for b in sizes]
+    for k, (name, line) in enumerate(series.items()):
+        at = [
+            (
+                LEFT + (WIDTH - LEFT - RIGHT) * (math.log(b) - x_low) / (x_high - x_low),
+                HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (math.log2(v) - y_low) / (y_high - y_low),
+            )
+            for b, v in line
+            if math.isfinite(v) and v > 0
+        ]
+        path = " ".join(f"{_px(x)},{_px(y)}" for x, y in at)
+        parts.append(Markup('<polyline class="s{}" points="{}"><title>{}</title></polyline>').format(k, path, name))
+        if k:
+            parts += [Markup('<circle class="s{}" cx="{}" cy="{}" r="2.6"/>').format(k, _px(x), _px(y)) for x, y in at]
+    return _figure(parts, "batch size B", "B_eff against the batch size for " + ", ".join(series))
+
+
+def _figure(parts: Sequence[Markup], x_title: str, label: str) -> Markup:
+    title = Markup('<text class="title" x="{}" y="{}" text-anchor="middle">{}</text>').format(
+        (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_title
+    )
+    return Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, HEIGHT, label, Markup("").join([*parts, title])
+    )
+
+
+def _y_line(share: float, text: str) -> Markup:
+    y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+    return Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>').format(
+        LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text
+    )
+
+
+def _x_text(share: float, text: str) -> Markup:
+    x = LEFT + (WIDTH - LEFT - RIGHT) * share
+    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(
+        _px(x), HEIGHT - BOTTOM + 13, "end" if share == 1 else "middle", text
+    )
+
+
+def _px(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
