@@ -130,7 +130,9 @@ def _from_file(args: Args) -> tuple[Plan, list[str]]:
     rollouts = read(sources[0], args.reader)
     m = moments(rollouts)
     if not m.n_repeated:
-        raise InputError("every task has a single rollout, so s2 and tau2 cannot be told apart; sample some tasks twice or more", file=rollouts.source)
+        raise InputError(
+            "every task has a single rollout, so s2 and tau2 cannot be told apart; sample some tasks twice or more", file=rollouts.source
+        )
     d = Difficulty(m.mean.value, m.s2.value, max(m.tau2.value, 0.0))
     if d.s2 == 0:
         raise InputError("rollouts of a task never differ (s2 = 0): there is no noise to plan for", file=rollouts.source)
@@ -141,18 +143,26 @@ def _from_file(args: Args) -> tuple[Plan, list[str]]:
             raise InputError("give --baseline or --b-eff-ratio, not both")
         size = min(args.budget, rollouts.n_tasks)
         ratio = Scorer(rollouts, size, resamples=0).score(load_saved(args.baseline)).ratio.value
-        assumed.append(f"The baseline's ratio to LOO, {ratio:.3f}, was measured on this file at B = {size}; if it was tuned on it, that is optimistic.")
+        assumed.append(
+            f"The baseline's ratio to LOO, {ratio:.3f}, was measured on this file at B = {size}; if it was tuned on it, that is optimistic."
+        )
     elif args.b_eff_ratio is None:
         assumed.append("The baseline is the LOO mean; --baseline or --b-eff-ratio for a better one.")
     if set(rollouts.rewards_R.tolist()) - {0.0, 1.0}:
-        assumed.append("Rewards are not all 0/1, so the Beta column is of a 0/1 reward with these moments; the counted column is of the data.")
+        assumed.append(
+            "Rewards are not all 0/1, so the Beta column is of a 0/1 reward with these moments; the counted column is of the data."
+        )
     assumed.append(f"The moments have intervals of their own: s2 {m.s2:.3g}, tau2 {m.tau2:.3g}, SNR {m.snr:.3g} (95%, over tasks).")
     counted = {g: dead_group_fraction(rollouts, g) for g in (2, 4, 8, 16)}
     return plan(args.budget, d, ratio=ratio, rho=args.rho, dead_data=counted), assumed
 
 
 def _always(args: Args) -> list[str]:
-    rho = "rho = 0: tasks' true gradients do not differ, the case that favours groups most" if args.rho == 0 else f"rho = {args.rho:g} as given"
+    rho = (
+        "rho = 0: tasks' true gradients do not differ, the case that favours groups most"
+        if args.rho == 0
+        else f"rho = {args.rho:g} as given"
+    )
     return [
         f"{rho}. It is not known from rewards; it can be measured on a starting policy.",
         "A rollout's gradient noise is unrelated to its advantage's size (the derivation's approximation); measure gradient noise beside it.",
@@ -166,12 +176,12 @@ def _show_plan(p: Plan, assumed: list[str]) -> None:
     if p.beta:
         console.print(f"Beta({p.beta[0]:.2f}, {p.beta[1]:.2f}) difficulty, fitted by moments", markup=False)
     table = Table(box=None, pad_edge=False)
-    for name in ("", "tasks", "B_eff", "variance", "crossing rho", "dead (Beta)", "dead (counted)"):
+    for name in ("", "tasks", "B_eff", "variance", "crossing", "dead, Beta", "dead, data"):
         table.add_column(name, justify="left" if not name else "right")
-    table.add_row("one rollout per task", f"{p.budget}", f"{p.b_eff:.1f}", f"{p.variance:.2f}", "", "", "")
+    table.add_row("one each", f"{p.budget}", f"{p.b_eff:.1f}", f"{p.variance:.2f}", "", "", "")
     for g in p.groups:
         table.add_row(
-            f"RLOO/GRPO, G = {g.group_size}",
+            f"groups of {g.group_size}",
             f"{g.tasks:g}",
             f"{g.b_eff:.1f}",
             f"{g.variance:.2f}",
@@ -182,8 +192,13 @@ def _show_plan(p: Plan, assumed: list[str]) -> None:
     console.print()
     console.print(table)
     console.print()
-    console.print(f"B_eff of the LOO mean: {p.loo_b_eff:.1f} (closed form). Variance: predicted gradient variance at rho = {p.rho:g}, in units of one", markup=False)
-    console.print("rollout's noise over B. Above the crossing rho one rollout per task has the smaller one.", markup=False)
+    console.print(
+        f"one each: one rollout per task; groups: RLOO, or GRPO without std. B_eff of the LOO mean: {p.loo_b_eff:.1f} (closed form). variance: "
+        f"predicted gradient variance at rho = {p.rho:g}, in units of one rollout's noise over B. crossing: the rho above which one rollout per "
+        "task has the smaller variance. dead: groups whose rewards all agree, which teach nothing.",
+        markup=False,
+        soft_wrap=True,
+    )
     best = min(p.groups, key=lambda g: g.variance, default=None)
     if best is not None:
         winner = "one rollout per task" if p.variance <= best.variance else f"groups of {best.group_size}"
@@ -197,20 +212,26 @@ def _show_plan(p: Plan, assumed: list[str]) -> None:
 def _show_power(args: Args, rules: list[Power]) -> None:
     console = out()
     console.print(
-        f"{args.n} items, alpha {args.alpha:g} two-sided; passes if the interval's lower end lies above {args.margin:+g}", markup=False
+        f"{args.n} items, alpha {args.alpha:g} two-sided; passes if the interval's lower end lies above {args.margin:+g}",
+        markup=False,
+        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
     for name in ("rule", "smallest difference that passes", "net items", *(("items needed",) if args.true_difference is not None else ())):
         table.add_column(name, justify="left" if name == "rule" else "right")
     for r in rules:
         needed = () if args.true_difference is None else (f"{r.n_needed:,}" if r.n_needed else "never",)
-        table.add_row(r.rule, f"{r.smallest:+.4f}" if r.smallest <= 1 else "none can", f"{r.smallest_items:+d}" if r.smallest <= 1 else "", *needed)
+        table.add_row(
+            r.rule, f"{r.smallest:+.4f}" if r.smallest <= 1 else "none can", f"{r.smallest_items:+d}" if r.smallest <= 1 else "", *needed
+        )
     console.print()
     console.print(table)
     console.print()
     if args.true_difference is not None:
         console.print(
-            f"Items needed: a true difference of {args.true_difference:+g} passes with a chance of {args.target_power:.0%}.", markup=False, soft_wrap=True
+            f"Items needed: a true difference of {args.true_difference:+g} passes with a chance of {args.target_power:.0%}.",
+            markup=False,
+            soft_wrap=True,
         )
     console.print(
         f"Assumed: {args.discordance:.0%} of items are graded differently (Bernstein, normal, items needed). "

@@ -157,7 +157,11 @@ def _number(x: float) -> float | None:
 def text(r: TuneResult) -> str:
     """What the command prints."""
     j = r.judged
-    how = "cross-fitted, every task judged by a search that never saw it" if r.cross_fitted else f"{r.counts.get('report')} tasks that the search never saw"
+    how = (
+        "cross-fitted, every task judged by a search that never saw it"
+        if r.cross_fitted
+        else f"{r.counts.get('report')} tasks that the search never saw"
+    )
     lines = [
         f"{r.name}: {r.settings['n_tasks']} tasks, {r.settings['n_rollouts']} rollouts, B = {r.batch_size}",
         "",

@@ -172,7 +172,11 @@ class Search:
         numbers = {k: v for k, v in best.params.items() if k not in fixed}
         if len(numbers) < 2:  # CMA-ES needs two dimensions
             return study.sampler
-        inner = optuna.samplers.CmaEsSampler(x0=numbers, seed=self.seed + 7919 * worker, n_startup_trials=0, warn_independent_sampling=False)
+        with warnings.catch_warnings():  # x0 goes in Optuna 6; below it there is no other way to say where to begin
+            warnings.simplefilter("ignore", FutureWarning)
+            inner = optuna.samplers.CmaEsSampler(
+                x0=numbers, seed=self.seed + 7919 * worker, n_startup_trials=0, warn_independent_sampling=False
+            )
         return optuna.samplers.PartialFixedSampler(fixed, inner)
 
 

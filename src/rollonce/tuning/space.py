@@ -60,7 +60,17 @@ class Space:
     families: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        every = ("softmax", "kriging", "rbf", "nearest", "buckets", "cosine", "product", "mixture", *(("same",) if self.category_columns else ()))
+        every = (
+            "softmax",
+            "kriging",
+            "rbf",
+            "nearest",
+            "buckets",
+            "cosine",
+            "product",
+            "mixture",
+            *(("same",) if self.category_columns else ()),
+        )
         self.families = tuple(f for f in every if not self.families or f in self.families)
 
     @classmethod
@@ -110,7 +120,9 @@ class Space:
         if family == "same":
             return self._same(ask, bank)
         first = Softmax(self._text(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
-        second = self._same(ask, bank) if self.category_columns and ask.choice("partner", ["number", "same"]) == "same" else self._rbf(ask, bank)
+        second = (
+            self._same(ask, bank) if self.category_columns and ask.choice("partner", ["number", "same"]) == "same" else self._rbf(ask, bank)
+        )
         if family == "product":
             return Product([first, second])
         share = ask.real("share", 0.05, 0.95)

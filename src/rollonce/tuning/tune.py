@@ -139,7 +139,9 @@ def tune(
     """
     check_scorable(rollouts, batch_size)
     if np.ptp(rollouts.rewards_R) == 0:
-        raise InputError(f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune", file=rollouts.source or None)
+        raise InputError(
+            f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune", file=rollouts.source or None
+        )
     budget = Budget.parse(budget) if isinstance(budget, str) else budget
     space = Space.of(rollouts, window=window, embedding=embedding)
     settings = {
@@ -152,7 +154,9 @@ def tune(
         "report_batches": report_batches,
         "space": space.to_dict(),
     }
-    run = _Run(rollouts, space, Bank(rollouts.tasks), batch_size, n_batches, sampler, seed, storage, _fingerprint(rollouts, settings), progress)
+    run = _Run(
+        rollouts, space, Bank(rollouts.tasks), batch_size, n_batches, sampler, seed, storage, _fingerprint(rollouts, settings), progress
+    )
     published = published_tfidf().fit(rollouts.tasks)
     assert isinstance(published, LinearSmoother)
     scorer_args = (rollouts, batch_size, report_batches, resamples)
@@ -183,7 +187,9 @@ def tune(
             f"{FOLDS} times on four fifths of the tasks and judged on the other fifth; the saved baseline comes from a run on all of them."
         )
     if run.neighbours_everywhere:
-        notes.append(f"Too few tasks for batches of {batch_size} without the judging ones: as neighbours (not as targets) those were seen in the search.")
+        notes.append(
+            f"Too few tasks for batches of {batch_size} without the judging ones: as neighbours (not as targets) those were seen in the search."
+        )
     if outcome.is_loo:
         notes.append(
             f"The choose part does not show a gain over the LOO mean ({outcome.chosen:.3f}, {outcome.chosen_z:+.1f} standard errors; "
@@ -192,7 +198,9 @@ def tune(
     if not FoldScorer(rollouts, batch_size, 1, 0).has_repeats:
         notes.append("Every task has a single rollout: ratios are of E[A^2], and no absolute B_eff can be told.")
     if window:
-        notes.append("Calibration rollouts come from one policy, so this search cannot see a window going stale: decay must be judged in training (rollonce watch).")
+        notes.append(
+            "Calibration rollouts come from one policy, so this search cannot see a window going stale: decay must be judged in training (rollonce watch)."
+        )
     best = max(outcome.trials, key=lambda t: t.value) if outcome.trials else None
     curve = best_so_far(outcome.trials)
     return TuneResult(
@@ -257,7 +265,9 @@ class _Run:
             if value > chosen:
                 winner, chosen, z = baseline, value, paired_z(a2, loo, in_choose)
         is_loo = winner is None or not (chosen >= MIN_GAIN and z >= MIN_Z)
-        return Outcome(LeaveOneOut() if is_loo or winner is None else winner, best_tuned, chosen, z, is_loo, trials, importances(search.study))
+        return Outcome(
+            LeaveOneOut() if is_loo or winner is None else winner, best_tuned, chosen, z, is_loo, trials, importances(search.study)
+        )
 
 
 def _finalists(trials: list[Trial]) -> list[Trial]:

@@ -1,0 +1,190 @@
+"""Tuning finds what was planted, falls back to LOO where nothing was, resumes, and looks at the report part once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from rollonce.baselines import Batch, LeaveOneOut, published_tfidf
+from rollonce.errors import InputError
+from rollonce.rollouts import Rollouts
+from rollonce.tuning.objective import Objective
+from rollonce.tuning.parts import FoldScorer, PerTarget, ReportPart, divide, split
+from rollonce.tuning.search import Budget, Search, Trial, best_so_far, trials_for
+from rollonce.tuning.space import Answers, Bank, Space
+from rollonce.tuning.tune import tune
+
+from .planted import planted, useless
+
+QUICK = {"n_batches": 60, "resamples": 20, "report_batches": 150}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return tune(planted(), budget="25", **QUICK)
+
+
+def test_finds_the_planted_feature_and_gains_on_held_out_tasks(found):
+    assert not found.is_loo
+    assert found.judged.score.ratio.low > 1.5  # SNR is about 4: LOO is near 6 of 32, the topic's mean near 27
+    assert found.judged.score.b_eff.value > 2 * found.judged.loo.b_eff.value
+    assert found.counts == {"tune": 90, "choose": 45, "report": 45}
+    assert found.n_trials == 25
+    assert found.trials_for_95 <= 25
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_useless_features_give_loo_and_optimism_is_positive(seed):
+    result = tune(useless(seed=seed), budget="20", seed=seed, **QUICK)
+    assert result.is_loo
+    assert isinstance(result.baseline, LeaveOneOut)
+    assert result.judged.score.ratio.value == pytest.approx(1.0)
+    assert result.optimism > 0
+    assert any("does not show a gain" in n for n in result.notes)
+
+
+def test_few_tasks_are_cross_fitted():
+    result = tune(planted(60), budget="6", **QUICK)
+    assert result.cross_fitted
+    assert len(result.fold_labels) == 5
+    assert result.judged.score.ratio.value > 1.3
+
+
+def test_same_seed_same_result():
+    a, b = (tune(planted(), budget="8", seed=3, **QUICK).to_dict() for _ in range(2))
+    for timed in ("curve", "seconds_of_trials"):
+        a.pop(timed), b.pop(timed)
+    assert a == b
+
+
+@pytest.mark.parametrize("sampler", ["hillclimb", "cmaes"])
+def test_other_samplers_find_it_too(sampler):
+    table = planted()
+    objective = Objective(table, n_batches=40)
+    trials = Search(Space.of(table), objective.bank, objective.value, sampler).run(Budget(30, np.inf))
+    assert len(trials) == 30
+    assert max(t.value for t in trials) > 1.5
+
+
+def test_report_part_is_looked_at_once():
+    table = planted(64)
+    part = ReportPart(FoldScorer(table, 16, 20, 0, targets=np.arange(10)))
+    published = published_tfidf().fit(table.tasks)
+    part.judge(LeaveOneOut(), published)
+    with pytest.raises(RuntimeError, match="already"):
+        part.judge(LeaveOneOut(), published)
+
+
+def test_parts_keep_equal_prompts_together():
+    table = Rollouts.from_groups([[0, 1]] * 200, [f"Prompt {i // 2}" if i % 2 else f"prompt  {i // 2}" for i in range(200)])
+    parts = split(table, 0)
+    assert sorted(np.concatenate(parts)) == list(range(200))
+    for part in parts:
+        assert (np.bincount(part // 2, minlength=100) % 2 == 0).all()
+    with pytest.raises(InputError, match="different prompts"):
+        divide(table.select([0, 1]), [1, 1], 0)
+
+
+def test_per_target_scores_each_fold_with_its_own_baseline():
+    table = planted(64)
+    scorer = FoldScorer(table, 16, 30, 0)
+    fold = np.arange(64) % 2
+    a, b = LeaveOneOut(), published_tfidf().fit(table.tasks)
+    both = scorer.errors(PerTarget([a, b], fold), scorer.columns(0), 0)
+    rows = scorer.columns(0)
+    expected = np.where(fold[rows] == 0, scorer.errors(a, rows, 0), scorer.errors(b, rows, 0))
+    np.testing.assert_allclose(both, expected)
+    assert scorer.score(PerTarget([a, a], fold)).ratio.value == pytest.approx(1.0)
+
+
+def test_objective_agrees_with_the_scorer():
+    """The mean over targets is weighted by task here and by draw there; with every task in every batch they are the same."""
+    table = planted(40)
+    objective = Objective(table, batch_size=40, n_batches=5)
+    baseline = published_tfidf().fit(table.tasks)
+    assert objective.value(baseline) == pytest.approx(FoldScorer(table, 40, 5, 0).score(baseline).ratio.value)
+
+
+def test_curve_and_trials_for_95():
+    trials = [Trial(i, v, 1.0, {}, {}) for i, v in enumerate([0.9, 1.1, float("nan"), 1.05, 1.195, 1.2])]
+    assert best_so_far(trials) == [(1, 1.0, 0.9), (2, 2.0, 1.1), (5, 5.0, 1.195), (6, 6.0, 1.2)]
+    assert trials_for(best_so_far(trials)) == 5  # 1 + 0.95 x 0.2 = 1.19
+    assert trials_for([(1, 1.0, 0.9)]) is None
+
+
+def test_every_answer_makes_a_working_baseline():
+    table = planted(40)
+    bank, rng = Bank(table.tasks), np.random.default_rng(0)
+    space = Space.of(table, window=16)
+    batch = Batch(table.tasks.take(np.arange(12)), np.linspace(0, 1, 12))
+    for _ in range(60):
+        assert np.isfinite(space.build(Answers(rng), bank).predict(batch)).all()
+
+
+@pytest.mark.parametrize("text", ["", "x", "-3", "0", "1.5", "3d"])
+def test_budget_refuses(text):
+    with pytest.raises(InputError, match="--budget"):
+        Budget.parse(text)
+
+
+def test_budgets():
+    assert Budget.parse("200") == (200, np.inf)
+    assert Budget.parse("1.5m") == (np.inf, 90)
+
+
+def test_saved_baseline_is_small_and_loads_without_the_tuning_libraries(found, tmp_path):
+    path = tmp_path / "baseline.json"
+    found.baseline.save(path, {"tuned_on": "planted"})
+    assert path.stat().st_size < 200_000
+    code = (
+        "import sys\n"
+        "for m in ('optuna', 'sklearn', 'scipy', 'numba', 'cmaes'): sys.modules[m] = None\n"
+        "from rollonce.baselines import Baseline, Batch\n"
+        f"b = Baseline.load({str(path)!r})\n"
+        "print(b.provenance['tuned_on'], b.predict(Batch.of(['chess chess one', 'chess chess two', 'logic logic'], [1.0, 0.0, 1.0])).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["planted", "(3,)"]
+
+
+_SEARCH = """
+import sys
+sys.path.insert(0, {folder!r})
+from planted import planted
+from rollonce.tuning.tune import tune
+tune(planted(), budget={budget!r}, storage={storage!r}, n_batches=60, resamples=0, report_batches=20)
+"""
+
+
+def test_resumes_after_kill_9(tmp_path):
+    import optuna
+
+    storage = str(tmp_path / "search.db")
+    folder = os.path.dirname(__file__)
+
+    def completed() -> int:
+        try:
+            names = optuna.get_all_study_names(f"sqlite:///{storage}")
+            study = optuna.load_study(study_name=names[0], storage=f"sqlite:///{storage}")
+            return sum(t.state.name == "COMPLETE" for t in study.trials)
+        except Exception:
+            return 0
+
+    code = _SEARCH.format(folder=folder, budget="100000", storage=storage)
+    running = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    deadline = time.time() + 50
+    while completed() < 5 and time.time() < deadline:
+        time.sleep(0.3)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    before = completed()
+    assert before >= 5
+    goal = before + 3
+    result = tune(planted(), budget=str(goal), storage=storage, n_batches=60, resamples=0, report_batches=20)
+    assert result.n_trials == goal  # the killed process's trials count, all but the one that was running
