@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from rollonce import __version__
 from rollonce.reports import svg
 from rollonce.reports.files import cannot_write
-from rollonce.reports.words import beats, capital, interval, number, precision, significant, verdict
+from rollonce.reports.words import capital, interval, number, precision, significant, verdict
 from rollonce.scoring import Board, Estimate, Score
 
 
@@ -67,6 +68,7 @@ def render(boards: Sequence[Board], command: str) -> str:
     environment.globals.update(
         number=number, significant=significant, interval=interval, precision=precision, capital=capital, math=math, min=min
     )
+    environment.filters.update(sub=_subscript, wbr=_breakable)
     sections = [_section(i, board) for i, board in enumerate(boards)]
     snrs = [s["board"].moments.snr for s in sections]
     snr_scale = svg.log_scale(snrs)
@@ -91,11 +93,24 @@ def _title(boards: Sequence[Board]) -> str:
 def _headline(boards: Sequence[Board]) -> str:
     if len(boards) == 1:
         return verdict(boards[0]).headline
-    winners = sum(any(beats(s) for s in board.scores) for board in boards)
-    if winners == 0:
-        return f"On none of {len(boards)} sets can a baseline be told apart from the plain leave-one-out mean."
-    on = f"all {len(boards)} sets" if winners == len(boards) else f"{winners} of {len(boards)} sets"
-    return f"On {on} some baseline beats the plain leave-one-out mean by more than chance."
+    bests = [ratio for b in boards if (ratio := next((s.ratio for s in b.scores if math.isfinite(s.ratio.value)), None))]
+    if not bests:
+        return "No baseline could be ranked on any of these sets: see their notes."
+    told = sum(ratio.low > 1 for ratio in bests)
+    low, high = (number(f(r.value for r in bests)) for f in (min, max))
+    spread = f"{low} to {high}" if low != high else low
+    on = f"all {len(boards)} sets" if told == len(boards) else f"{told} of {len(boards)} sets" if told else "none of them"
+    return f"The best baseline is worth {spread} times the plain leave-one-out mean; on {on} it can be told apart from it."
+
+
+def _subscript(text: str) -> Markup:
+    """``B_eff`` as people write it."""
+    return Markup(escape(text).replace("B_eff", Markup("B<sub>eff</sub>")))
+
+
+def _breakable(text: str) -> Markup:
+    """A name that may break after an underscore or a hyphen."""
+    return Markup(re.sub(r"([_/-])", r"\1<wbr>", str(escape(text))))
 
 
 def _section(i: int, board: Board) -> dict[str, Any]:
@@ -169,7 +184,7 @@ def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
             if math.isfinite(score.ratio.value) and score.ratio.value > 0:
                 cells.setdefault(score.label, {})[k] = score.ratio
     mean = {label: math.exp(sum(math.log(r.value) for r in found.values()) / len(found)) for label, found in cells.items()}
-    order = sorted(cells, key=lambda label: (-len(cells[label]) // len(boards), -mean[label]))
+    order = sorted(cells, key=lambda label: (len(cells[label]) < len(boards), -mean[label]))
     rows = []
     for label in order:
         row = []
