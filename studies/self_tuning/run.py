@@ -140,6 +140,15 @@ def page(results: dict[str, Any]) -> str:
             f"self-tuning reaches {results['curve'][-1]['self_tuning']:.2f}. The bound is an argument, not a proof: labels are the best"
         ]
         lines += ["feature known here, and a model of the tasks' text that knows more than their family could pass it.", ""]
+    noise = HERE / "noise.json"
+    if noise.exists():
+        found = json.loads(noise.read_text())
+        oracle, half = ([r[k] for r in found.values()] for k in ("oracle", "half"))
+        lines += ["## What did not help", ""]
+        lines += ["A noise of its own for each task (`noise.py`, with a window): even the *true* noise in place of one for all changes"]
+        lines += [f"the ratio by a factor of {geometric(oracle):.3f} (geometric mean; {min(oracle):.3f} to {max(oracle):.3f}), halfway by"]
+        lines += [f"{geometric(half):.3f} ({min(half):.3f} to {max(half):.3f}): rows with little noise are those of extreme difficulty,"]
+        lines += ["and trusting them more pulls the mean away. So `noise='bernoulli'` is an option, not the default.", ""]
     return "\n".join(lines)
 
 
