@@ -103,6 +103,17 @@ def test_leave_one_out_with_a_window_and_decay_by_hand():
     assert not baseline.used_prior_B.any()
 
 
+def test_a_kernel_with_a_window_and_decay_by_hand():
+    baseline = KernelBaseline(Softmax(temperature=1.0), 0.5, window=2, decay=0.5).fit(["red", "blue"])
+    baseline.observe(batch([1.0], ["red"]))
+    baseline.observe(batch([0.0], ["blue"]))
+    e = math.e
+    # Row 0 ("red") sees red 0.5 now, red 1 two steps ago (1/4), blue 0 one step ago (1/2).
+    kernel = (e * 0.5 + 0.25 * e * 1.0 + 0.5 * 0.0) / (e + 0.25 * e + 0.5)
+    loo = (0.5 + 0.25 * 1.0 + 0.5 * 0.0) / 1.75
+    np.testing.assert_allclose(baseline.predict(batch([0.2, 0.5], ["red", "red"]))[0], 0.5 * kernel + 0.5 * loo, atol=1e-15)
+
+
 def test_history_keeps_the_newest_rows_and_forgets_the_rest():
     baseline = LeaveOneOut(window=4)
     for r in range(5):

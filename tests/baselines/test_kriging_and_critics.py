@@ -192,6 +192,14 @@ def test_boosted_trees_ignore_directions_that_are_rounding():
     b = baseline.predict(Batch.of(["one prompt for all"] * 5, [0.0] * 5))
     np.testing.assert_allclose(b, np.full(5, baseline.history.rewards_H.mean()), atol=1e-6)
 
+    prompts = ["aa bb cc", "bb cc dd dd", "cc dd ee ff", "aa ff"]  # four directions for sixteen components
+    baseline = BoostedTrees([Tfidf()], iterations=30, min_rows=10, components=16).fit(prompts)
+    at = rng.integers(0, 4, 200)
+    baseline.observe(Batch.of([prompts[i] for i in at], rng.random(200)))
+    assert all(projection[1].shape[1] == 4 for projection in baseline._fitted[1])
+    b = baseline.predict(Batch.of([prompts[i] for i in at], rng.random(200)))
+    assert all(np.ptp(b[at == i]) == 0 for i in range(4))
+
 
 def test_history_given_as_an_argument_trains_for_that_call_only():
     rng = np.random.default_rng(3)

@@ -137,16 +137,19 @@ def test_refitting_forgets_cached_matrices():
     assert f.fit(["red", "blue", "green"]).transform(tasks).shape == (2, 3)
 
 
-def test_sparse_rows_multiply_as_dense_ones():
+@pytest.mark.parametrize("stretch", [1, 5000])  # few columns are looked up in a table, very many are searched
+def test_sparse_rows_multiply_as_dense_ones(stretch):
     rng = np.random.default_rng(0)
-    dense = rng.random((30, 50)) * (rng.random((30, 50)) < 0.1)
+    dense = rng.random((100, 50)) * (rng.random((100, 50)) < 0.1)
     dense[3] = 0
     at, columns = np.nonzero(dense)
-    x = SparseRows(np.concatenate([[0], np.cumsum(np.bincount(at, minlength=30))]), columns.astype(np.int32), dense[at, columns], 50)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=100))])
+    x = SparseRows(starts, (columns * stretch).astype(np.int32), dense[at, columns], 50 * stretch)
     rows = np.array([5, 3, 5, 29, 0])
-    assert np.array_equal(x[rows].to_dense(), dense[rows])
     np.testing.assert_allclose(x.dot_transposed(x), dense @ dense.T, atol=1e-14)
     np.testing.assert_allclose(x[rows].dot_transposed(x), dense[rows] @ dense.T, atol=1e-14)
-    np.testing.assert_allclose(x[np.array([3])].dot_transposed(x), np.zeros((1, 30)), atol=0)
-    assert np.array_equal(SparseRows.stack([x[rows], x]).to_dense(), np.vstack([dense[rows], dense]))
-    assert x[np.zeros(0, np.int64)].dot_transposed(x).shape == (0, 30)
+    np.testing.assert_allclose(x.dot_transposed(x[rows]), dense @ dense[rows].T, atol=1e-14)
+    np.testing.assert_allclose(x[np.array([3])].dot_transposed(x), np.zeros((1, 100)), atol=0)
+    assert x[np.zeros(0, np.int64)].dot_transposed(x).shape == (0, 100)
+    assert np.array_equal(x[rows].to_dense()[:, ::stretch], dense[rows])
+    assert np.array_equal(SparseRows.stack([x[rows], x]).to_dense()[:, ::stretch], np.vstack([dense[rows], dense]))

@@ -44,10 +44,10 @@ def test_cold_softmax_is_the_nearest_neighbour_and_ties_share(temperature):
     np.testing.assert_allclose(b_of(Nearest(k=1), prompts, [1.0, 0.0, 0.5, 0.3]), got, atol=1e-9)
 
 
-def test_cold_softmax_shares_ties_that_differ_by_rounding_only():
+def test_nearest_neighbours_share_ties_that_differ_by_rounding_only():
     # Equal similarities summed in different orders differ in the last digit; that must not make one of them the winner.
     words = ["aa", "bb", "cc", "dd", "ee", "ff"]
-    untied = 0
+    untied = split = 0
     for seed in range(30):
         rng = np.random.default_rng(seed)
         prompts = [" ".join(rng.choice(words, 4, replace=False)) for _ in range(12)]
@@ -56,7 +56,15 @@ def test_cold_softmax_shares_ties_that_differ_by_rounding_only():
         untied += sum(len(np.unique(row)) > len(np.unique(row.round(9))) for row in similarity)
         want = reference.gs1_baseline(similarity.round(9), rewards, 1e-12)
         np.testing.assert_allclose(b_of(Softmax(temperature=1e-12), prompts, rewards), want, atol=1e-12)
-    assert untied > 10  # such ties did occur
+        far = np.where(np.eye(12, dtype=bool), -1.0, similarity.round(9))
+        nearest = reference.weighted_baseline(far == far.max(axis=1, keepdims=True), rewards)
+        np.testing.assert_allclose(b_of(Nearest(k=1), prompts, rewards), nearest, atol=1e-12)
+        far = np.where(np.eye(12, dtype=bool), -1.0, similarity)
+        split += int(
+            ((far == far.max(axis=1, keepdims=True)).sum(1) < (far.round(9) == far.round(9).max(axis=1, keepdims=True)).sum(1)).sum()
+        )
+    assert untied > 10  # such ties did occur,
+    assert split > 5  # and at the top, too
 
 
 @pytest.mark.parametrize("kernel", [Softmax(temperature=1e12), Rbf(length_scale=1e8), Nearest(k=99), Buckets(n=1), Uniform()], ids=repr)
