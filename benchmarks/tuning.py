@@ -35,7 +35,8 @@ def main() -> None:
         trials = search.run(Budget(args.trials, float("inf")))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(
-            f"{sampler:>9}, window {args.window}: {len(trials)} trials in {wall:.1f} s ({cpu:.1f} CPU s), {60 * len(trials) / wall:.0f} a minute "
+            f"{sampler:>9}, window {args.window}: {len(trials)} trials in {wall:.1f} s ({cpu:.1f} CPU s), "
+            f"{60 * len(trials) / wall:.0f} a minute "
             f"({60 * len(trials) / cpu:.0f} a CPU minute), {objective.seconds_scoring / wall:.0%} in scoring and similarity tables, "
             f"best {best_value(trials):.3f} of LOO"
         )

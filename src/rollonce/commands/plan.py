@@ -165,7 +165,7 @@ def _always(args: Args) -> list[str]:
     )
     return [
         f"{rho}. It is not known from rewards; it can be measured on a starting policy.",
-        "A rollout's gradient noise is unrelated to its advantage's size (the derivation's approximation); measure gradient noise beside it.",
+        "A rollout's gradient noise is unrelated to its advantage's size (an approximation); measure gradient noise beside it.",
     ]
 
 
@@ -193,9 +193,10 @@ def _show_plan(p: Plan, assumed: list[str]) -> None:
     console.print(table)
     console.print()
     console.print(
-        f"one each: one rollout per task; groups: RLOO, or GRPO without std. B_eff of the LOO mean: {p.loo_b_eff:.1f} (closed form). variance: "
-        f"predicted gradient variance at rho = {p.rho:g}, in units of one rollout's noise over B. crossing: the rho above which one rollout per "
-        "task has the smaller variance. dead: groups whose rewards all agree, which teach nothing.",
+        f"one each: one rollout per task; groups: RLOO, or GRPO without std. B_eff of the LOO mean: {p.loo_b_eff:.1f} (closed form). "
+        f"variance: predicted gradient variance at rho = {p.rho:g}, in units of one rollout's noise over B. "
+        "crossing: the rho above which "
+        "one rollout per task has the smaller variance. dead: groups whose rewards all agree, which teach nothing.",
         markup=False,
         soft_wrap=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -87,7 +88,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def self_tuning_cell(args: Args):  # noqa: ANN201
+def self_tuning_cell(args: Args) -> Callable[[Rollouts], Cell] | None:
     """The self-tuning baseline's cell, cross-fitted (it needs no transfer); None where this installation has none."""
     try:
         from rollonce.baselines.self_tuning import SelfTuning

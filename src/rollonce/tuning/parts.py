@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ def divide(rollouts: Rollouts, shares: Sequence[float], seed: int) -> list[IntAr
     order = np.random.default_rng([seed, 21]).permutation(distinct)
     edges = np.round(np.cumsum([0.0, *shares]) / sum(shares) * len(order)).astype(int)
     edges = np.maximum.accumulate(np.maximum(edges, np.minimum(np.arange(len(edges)), len(order))))
-    return [np.flatnonzero(np.isin(keys, order[a:z])) for a, z in zip(edges[:-1], edges[1:], strict=True)]
+    return [np.flatnonzero(np.isin(keys, order[a:z])) for a, z in pairwise(edges)]
 
 
 def split(rollouts: Rollouts, seed: int) -> Split:

@@ -94,8 +94,8 @@ def difficulty(*, s2: float | None = None, tau2: float | None = None, snr: float
         raise InputError("s2 is 0: rollouts of a task never differ, so there is no noise for a baseline to be compared with")
     if mean is None:
         rest = 1 - 4 * (s2 + tau2)
-        mean = 0.5 * (1 - np.sqrt(rest)) if rest >= -1e-9 and rest > 0 else 0.5
-    return Difficulty(float(mean), float(s2), float(tau2))
+        mean = 0.5 * (1 - float(np.sqrt(rest))) if rest > 0 else 0.5
+    return Difficulty(mean, s2, tau2)
 
 
 def fit_beta(d: Difficulty) -> tuple[float, float] | None:

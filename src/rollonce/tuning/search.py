@@ -136,7 +136,7 @@ class Search:
                 break  # a finished search, read again
             trial = study.ask()
             if worker is None:  # the first trial's number is this worker's own: no two draw the same candidates
-                worker = trial.number
+                worker = int(trial.number)
                 study.sampler = self._tpe(optuna, worker)
             elif self.sampler == "cmaes" and n_done == round(0.4 * _planned(budget, n_done, time.perf_counter() - begin)):
                 study.sampler = self._cmaes(optuna, study, worker)

@@ -25,7 +25,7 @@ from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importanc
 from rollonce.tuning.space import Bank, Space
 
 FOLDS = 5
-# The best few of the tune part compete on the choose part, and the winner must beat LOO there by this many standard errors and by half a percent.
+# The best few of the tune part compete on the choose part; the winner must beat LOO there by so many standard errors and by half a percent.
 FINALISTS, MIN_Z, MIN_GAIN = 5, 1.28, 1.005
 
 
@@ -123,7 +123,8 @@ def tune(
 
     Args:
         rollouts: The table.
-        budget: Trials (``"200"``) or time (``"60s"``). When cross-fitting each of the six searches has so many trials, or a sixth of the time.
+        budget: Trials (``"200"``) or time (``"60s"``). Cross-fitting runs six searches: each has so many trials, or a
+            sixth of the time.
         batch_size: B.
         window: The longest history window that may be searched, in rows of other tasks; ratios are to the in-batch LOO mean all the same.
         sampler: ``tpe``, ``cmaes`` or ``hillclimb``.
@@ -188,18 +189,21 @@ def tune(
         )
     if run.neighbours_everywhere:
         notes.append(
-            f"Too few tasks for batches of {batch_size} without the judging ones: as neighbours (not as targets) those were seen in the search."
+            f"Too few tasks for batches of {batch_size} without the judging ones: as neighbours (not as targets) "
+            "those were seen in the search."
         )
     if outcome.is_loo:
         notes.append(
             f"The choose part does not show a gain over the LOO mean ({outcome.chosen:.3f}, {outcome.chosen_z:+.1f} standard errors; "
             f"{MIN_GAIN} and {MIN_Z} are asked for): the chosen baseline is the LOO mean."
+            + (" The reported ratio is the procedure's over the folds, not the saved LOO mean's, which is 1." if labels else "")
         )
     if not FoldScorer(rollouts, batch_size, 1, 0).has_repeats:
         notes.append("Every task has a single rollout: ratios are of E[A^2], and no absolute B_eff can be told.")
     if window:
         notes.append(
-            "Calibration rollouts come from one policy, so this search cannot see a window going stale: decay must be judged in training (rollonce watch)."
+            "Calibration rollouts come from one policy, so this search cannot see a window going stale: "
+            "decay must be judged in training (rollonce watch)."
         )
     best = max(outcome.trials, key=lambda t: t.value) if outcome.trials else None
     curve = best_so_far(outcome.trials)
