@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,8 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def help_text() -> str:
     """What ``rollonce --help`` prints."""
-    width = max(map(len, VERBS)) + 2
-    return _HEAD + "".join(f"  {name:<{width}}{verb.summary}\n" for name, verb in VERBS.items()) + _TAIL
+    width = max(map(len, VERBS)) + 4
+    lines = [
+        textwrap.fill(verb.summary, 80, initial_indent=f"  {name:<{width - 2}}", subsequent_indent=" " * width)
+        for name, verb in VERBS.items()
+    ]
+    return _HEAD + "\n".join(lines) + "\n" + _TAIL
 
 
 def _dispatch(arguments: list[str]) -> int:

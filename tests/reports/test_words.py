@@ -1,0 +1,92 @@
+"""What is said of a board, and numbers as they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from rich.console import Console
+
+from rollonce.reports import svg
+from rollonce.reports.table import draw_bar
+from rollonce.reports.words import interval, number, verdict, with_interval
+from rollonce.rollouts import Rollouts
+from rollonce.scoring import Board, Estimate, Score, score_rollouts
+
+
+@pytest.fixture(scope="module")
+def board() -> Board:
+    rewards = [[float((t + g) % 3 > 0) for g in range(3)] for t in range(12)]
+    return score_rollouts(
+        Rollouts.from_groups(rewards, [f"task {t}" for t in range(12)]), baselines=[], batch_size=4, n_batches=10, resamples=0
+    )
+
+
+def said(board: Board, *ratios: Estimate) -> tuple[str, bool | None]:
+    """The verdict with these baselines ahead of LOO."""
+    loo = board.scores[0]._replace(ratio=Estimate(1.0, 1.0, 1.0))
+    ahead: list[Score] = [loo._replace(label=f"kernel {k}", ratio=r) for k, r in enumerate(ratios)]
+    words = verdict(dataclasses.replace(board, scores=[*ahead, loo]))
+    return " ".join([words.headline, *words.more]), words.apart
+
+
+def test_verdicts(board: Board) -> None:
+    text, apart = said(board, Estimate(1.3, 1.1, 1.5))
+    assert apart is True
+    assert text.startswith("Kernel 0 does best: B_eff")
+    assert "1.30 [1.10, 1.50] times the LOO mean" in text
+    text, apart = said(board, Estimate(1.3, 0.9, 1.9))
+    assert apart is False
+    assert "cannot be told apart" in text
+    assert "No baseline here can be told apart" in text
+    text, apart = said(board, Estimate(1.3, 0.9, 1.9), Estimate(1.1, 1.05, 1.15))
+    assert apart is False
+    assert "What can be told apart from it: kernel 1" in text
+    text, apart = said(board, Estimate(1.3, math.nan, math.nan))
+    assert apart is None
+    assert "no interval was computed" in text
+    text, apart = said(board)
+    assert "Nothing here does better" in text
+
+
+def test_numbers() -> None:
+    assert number(-0.001) == "0.00"
+    assert number(-1.5) == "−1.50"
+    assert number(math.nan) == "-"
+    assert interval(Estimate(1.022, 1.0212, 1.0227)) == "[1.021, 1.023]"
+    assert interval(Estimate(1.0, 1.0, 1.0)) == "[1.00, 1.00]"
+    assert interval(Estimate(1.0, math.nan, math.nan)) == ""
+    # Which side of 1 an end lies on must show.
+    assert with_interval(Estimate(1.16, 1.001, 1.35)) == "1.160 [1.001, 1.350]"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "bar"),
+    [
+        (Estimate(1.5, 1.25, 1.75), "    | --o-- "),
+        (Estimate(0.2, 0.1, 0.3), "<   |       "),
+        (Estimate(3.0, 2.5, 3.5), "    |      >"),
+        (Estimate(1.0, 0.8, 1.2), "   -o--     "),
+        (Estimate(math.nan, math.nan, math.nan), "    |       "),
+    ],
+)
+def test_bars(estimate: Estimate, bar: str) -> None:
+    assert draw_bar(estimate, 0.5, 2.0, 12, fancy=False) == bar
+
+
+def test_scales_hold_odd_values() -> None:
+    assert svg.ratio_scale([]).low < 1 < svg.ratio_scale([]).high
+    assert svg.log_scale([Estimate(math.inf, math.nan, math.nan), Estimate(-0.1, -0.2, 0.1)]).marks
+    assert "circle" not in svg.interval_bar(Estimate(math.nan, math.nan, math.nan), svg.ratio_scale([]))
+    assert svg.curve({"perfect": [(8, 8.0)], "LOO mean": [(8, math.nan)]}) == ""
+    assert "-" not in svg.histogram([0.5] * 10).split('height="')[1].split('"')[0]
+
+
+def test_wide_terminals_get_wide_bars(board: Board) -> None:
+    from rollonce.reports.table import print_board
+
+    for width in (80, 160):
+        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        print_board(console, board)
+        assert max(map(len, console.export_text().splitlines())) <= width
