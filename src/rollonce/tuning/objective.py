@@ -48,16 +48,19 @@ class Objective:
             self.is_target_N[:] = False
             self.is_target_N[self.targets] = True
 
-    def squared_advantages(self, baseline: LinearSmoother) -> tuple[FloatArray, FloatArray]:
+    def squared_advantages(self, baseline: LinearSmoother, like: LinearSmoother | None = None) -> tuple[FloatArray, FloatArray]:
         """``E[A^2]`` of the baseline and of the in-batch LOO mean for each task as a target (N,), on the same batches.
 
-        NaN for tasks that no batch drew. The within-task variance is the table's mean, so that the ratio of means is the ratio
+        With ``like``, on as many batches as that baseline can afford. NaN for tasks that no batch drew.
+
+        The within-task variance is the table's mean, so that the ratio of means is the ratio
         of B_eff; without repeated rollouts the errors are E[A^2] already.
         """
         begin = time.perf_counter()
         window = self.scorer.usable_window(baseline.window)
         columns = self.scorer.columns(window)
-        if window and _solves(baseline) and self.batch_size + window < self.rollouts.n_tasks:
+        dear = like or baseline
+        if dear.window and _solves(dear) and self.batch_size + self.scorer.usable_window(dear.window) < self.rollouts.n_tasks:
             columns = columns[:DEAR_BATCHES]
         rows = columns[:, : self.batch_size]
         e = _by_task(self.scorer.errors(baseline, columns, window), rows, self.rollouts.n_tasks)

@@ -35,7 +35,8 @@ class Outcome(NamedTuple):
     Attributes:
         baseline: The chosen one, fitted: the LOO mean where no gain was shown.
         tuned: Ratio to LOO of the best trial on the tune part (optimistic).
-        chosen: Ratio to LOO of the best finalist on the choose part, and its gain in standard errors.
+        chosen: Ratio to LOO of the best finalist on the choose part, and its gain in standard errors
+            over the LOO mean (with the longest window searched).
         chosen_z: See ``chosen``.
         is_loo: Whether the choice fell back to LOO.
         trials: All trials.
@@ -194,9 +195,10 @@ def tune(
         )
     if outcome.is_loo:
         notes.append(
-            f"The choose part does not show a gain over the LOO mean ({outcome.chosen:.3f}, {outcome.chosen_z:+.1f} standard errors; "
-            f"{MIN_GAIN} and {MIN_Z} are asked for): the chosen baseline is the LOO mean."
-            + (" The reported ratio is the procedure's over the folds, not the saved LOO mean's, which is 1." if labels else "")
+            f"The choose part does not show a gain over the {outcome.baseline.label} ({outcome.chosen:.3f}, "
+            f"{outcome.chosen_z:+.1f} standard errors; "
+            f"{MIN_GAIN} and {MIN_Z} are asked for): that is the chosen baseline."
+            + (" The reported ratio is the procedure's over the folds, not that of the saved baseline." if labels else "")
         )
     if not FoldScorer(rollouts, batch_size, 1, 0).has_repeats:
         notes.append("Every task has a single rollout: ratios are of E[A^2], and no absolute B_eff can be told.")
@@ -261,17 +263,19 @@ class _Run:
         # Fresh batches for the choice, so that it does not inherit the luck of the search's.
         again = Objective(table, self.batch_size, 2 * self.n_batches, self.seed + 1000, np.flatnonzero(in_choose), self.bank)
         best_tuned, winner, chosen, z = np.nan, None, -np.inf, np.nan
+        # With a window the plain mean gains from it too; a kernel must beat that mean, not only the in-batch one.
+        plain = LeaveOneOut(window=self.space.window)
+        over_plain = -np.inf
         for trial in _finalists(trials):
             best_tuned = trial.value if not best_tuned > trial.value else best_tuned
             baseline = self.bank.rebuild(trial.config)
             a2, loo = again.squared_advantages(baseline)
             value = ratio(a2, loo, in_choose)
             if value > chosen:
-                winner, chosen, z = baseline, value, paired_z(a2, loo, in_choose)
-        is_loo = winner is None or not (chosen >= MIN_GAIN and z >= MIN_Z)
-        return Outcome(
-            LeaveOneOut() if is_loo or winner is None else winner, best_tuned, chosen, z, is_loo, trials, importances(search.study)
-        )
+                plain_a2, _ = again.squared_advantages(plain, like=baseline)
+                winner, chosen, z, over_plain = baseline, value, paired_z(a2, plain_a2, in_choose), ratio(a2, plain_a2, in_choose)
+        is_loo = winner is None or not (over_plain >= MIN_GAIN and z >= MIN_Z)
+        return Outcome(plain if is_loo or winner is None else winner, best_tuned, chosen, z, is_loo, trials, importances(search.study))
 
 
 def _finalists(trials: list[Trial]) -> list[Trial]:
