@@ -111,6 +111,12 @@ def test_objective_agrees_with_the_scorer():
     assert objective.value(baseline) == pytest.approx(FoldScorer(table, 40, 5, 0).score(baseline).ratio.value)
 
 
+def test_with_a_window_the_fallback_is_the_windowed_mean():
+    result = tune(useless(), budget="10", window=64, **QUICK)
+    assert result.is_loo
+    assert result.baseline.window == 64
+
+
 def test_curve_and_trials_for_95():
     trials = [Trial(i, v, 1.0, {}, {}) for i, v in enumerate([0.9, 1.1, float("nan"), 1.05, 1.195, 1.2])]
     assert best_so_far(trials) == [(1, 1.0, 0.9), (2, 2.0, 1.1), (5, 5.0, 1.195), (6, 6.0, 1.2)]
