@@ -107,9 +107,10 @@ def test_saved_baselines_join_the_board_as_they_were_fitted(tmp_path: Path, roll
 
 
 def test_files_apart_or_together(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
+    fast = ["--batches", "10", "--resamples", "0", "--window", "4", "-B", "4"]
     for name in ("gsm_1.5b", "gsm_7b"):
         write(tmp_path / f"{name}.jsonl", rows())
-    names = lambda *more: [b["name"] for b in one_json(rollonce("score", tmp_path, *QUICK, "--json", "--jobs", "1", *more))["boards"]]  # noqa: E731
+    names = lambda *more: [b["name"] for b in one_json(rollonce("score", tmp_path, *fast, "--json", "--jobs", "1", *more))["boards"]]  # noqa: E731
     assert names() == ["gsm_1.5b", "gsm_7b"]
     run = tmp_path / "run"
     for step in (1, 2, 10):
@@ -117,15 +118,15 @@ def test_files_apart_or_together(tmp_path: Path, rollonce: Callable[..., Ran]) -
         write_to = run / f"{step}.jsonl"
         run.mkdir(exist_ok=True)
         write(write_to, records)
-    (board,) = one_json(rollonce("score", run, *QUICK, "--json"))["boards"]
+    (board,) = one_json(rollonce("score", run, *fast, "--json"))["boards"]
     assert (board["name"], board["moments"]["n_rollouts"]) == ("run", 108)
-    apart = one_json(rollonce("score", run, *QUICK, "--json", "--separate", "--jobs", "1"))["boards"]
+    apart = one_json(rollonce("score", run, *fast, "--json", "--separate", "--jobs", "1"))["boards"]
     assert [b["moments"]["n_rollouts"] for b in apart] == [36, 36, 36]
     shards = tmp_path / "shards"
     shards.mkdir()
     for k in range(2):
         write(shards / f"part-0000{k}-of-00002.jsonl", rows()[12 * k : 12 * (k + 1)])
-    (board,) = one_json(rollonce("score", shards, *QUICK, "--json"))["boards"]
+    (board,) = one_json(rollonce("score", shards, *fast, "--json"))["boards"]
     assert board["moments"]["n_tasks"] == 8
 
 

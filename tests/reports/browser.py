@@ -24,11 +24,13 @@ const seen = [];
 addEventListener('securitypolicyviolation', e => seen.push('blocked ' + e.blockedURI));
 addEventListener('error', e => seen.push('error ' + (e.message || e.target.tagName)), true);
 addEventListener('load', () => {
+  const inner = document.documentElement.clientWidth;
   const wide = [...document.querySelectorAll('body *')].filter(
-    e => !e.closest('.scroll') && !e.closest('.sr') && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 120));
+    e => !e.closest('.scroll') && !e.closest('.sr') && e.getBoundingClientRect().right > inner + 1)
+    .map(e => e.outerHTML.slice(0, 120));
   const text = s => [...document.querySelectorAll(s)].map(e => e.textContent.trim());
   parent.postMessage(JSON.stringify({
-    width: innerWidth, scroll: document.documentElement.scrollWidth, wide: wide.slice(0, 3), seen,
+    width: innerWidth, client: inner, scroll: document.documentElement.scrollWidth, wide: wide.slice(0, 3), seen,
     requests: performance.getEntriesByType('resource').map(r => r.name),
     bars: document.querySelectorAll('svg.bar').length, columns: document.querySelectorAll('svg.figure rect.col').length,
     lines: document.querySelectorAll('svg.figure polyline').length, headings: text('h2'), h1: text('h1')[0],

@@ -64,10 +64,10 @@ def test_numbers() -> None:
 @pytest.mark.parametrize(
     ("estimate", "bar"),
     [
-        (Estimate(1.5, 1.25, 1.75), "    | --o-- "),
+        (Estimate(1.5, 1.25, 1.75), "    | -o--  "),
         (Estimate(0.2, 0.1, 0.3), "<   |       "),
         (Estimate(3.0, 2.5, 3.5), "    |      >"),
-        (Estimate(1.0, 0.8, 1.2), "   -o--     "),
+        (Estimate(1.0, 0.8, 1.2), "  --o-      "),
         (Estimate(math.nan, math.nan, math.nan), "    |       "),
     ],
 )
