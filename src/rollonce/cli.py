@@ -128,11 +128,13 @@ def run_verb(name: str, rest: list[str]) -> int:
     import tyro
 
     command = importlib.import_module(f"rollonce.commands.{VERBS[name].module}")
+    if any(word in ("-h", "--help") for word in rest):
+        print(command.HELP)  # as it was written; tyro would run its lines together
     try:
         args = tyro.cli(
             command.Args,
             prog=f"rollonce {name}",
-            description=command.HELP,
+            description="",
             args=rest,
             config=(tyro.conf.FlagCreatePairsOff,),
         )

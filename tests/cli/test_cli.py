@@ -142,7 +142,8 @@ def test_shipped_set_by_the_beginning_of_its_name(rollonce: Callable[..., Ran]) 
     assert board["moments"]["n_tasks"] == 50
 
 
-def test_help_is_quick_and_reads_like_a_page(rollonce: Callable[..., Ran]) -> None:
+def test_help_is_quick_and_reads_like_a_page(rollonce: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     ran = rollonce("--help")
     assert ran.code == 0
     assert max(map(len, ran.out.splitlines())) <= 80
@@ -151,6 +152,7 @@ def test_help_is_quick_and_reads_like_a_page(rollonce: Callable[..., Ran]) -> No
         of_verb = rollonce(verb, "--help")
         assert of_verb.code == 0
         assert "Examples:" in of_verb.out
+        assert max(map(len, of_verb.out.splitlines())) <= 80
         assert f"rollonce {verb}" in of_verb.out
     assert rollonce().out == ran.out
     code = "import sys; from rollonce.cli import main; main(['--help'])\n"

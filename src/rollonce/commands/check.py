@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.saved import provenance_lines
-from rollonce.commands.terminal import out, print_json
+from rollonce.commands.terminal import Flag, out, print_json
 from rollonce.errors import InputError
 
 HELP = """\
@@ -43,7 +43,7 @@ class Args:
     """Rollouts whose prompts and columns are used; made-up prompts otherwise."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Of everything random in the audit."""
-    json: bool = False
+    json: Flag = False
     """Print JSON and nothing else."""
     reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
 

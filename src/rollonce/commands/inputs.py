@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from tyro.conf import UseAppendAction, arg
 
 from rollonce import datasets
-from rollonce.commands.terminal import Bars
+from rollonce.commands.terminal import Bars, Flag
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
 
@@ -56,7 +56,7 @@ class ReaderOptions:
     """Only rows of this split, where a format has splits."""
     filter: Annotated[str | None, _Name] = None
     """Only rows of this filter or agent, where a format has such."""
-    skip_bad_rows: bool = False
+    skip_bad_rows: Flag = False
     """Go on after a bad row; how many and which is said at the end."""
     max_prompt_chars: Annotated[int, arg(metavar="N")] = 1_000_000
     """Longer prompts are refused: most often the wrong key was read."""

@@ -9,7 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from rollonce.commands.boards import Settings, score_tables
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
+from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
 
 HELP = """\
@@ -39,7 +39,7 @@ class Args:
 
     files: Annotated[tuple[str, ...], Positional, arg(metavar="FILES", help_behavior_hint="")] = ()
     """Files, directories, globs, or names of shipped sets (their beginning will do)."""
-    all_datasets: bool = False
+    all_datasets: Flag = False
     """All sets that come with rollonce."""
     batch_size: Annotated[int, arg(metavar="B", aliases=["-B"])] = 32
     """Rollouts in a step, one per task."""
@@ -55,13 +55,13 @@ class Args:
     """Score only this share of the tasks, with features fitted on the others."""
     baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
     """A saved baseline to put on the board as well, as it was fitted."""
-    together: bool = False
+    together: Flag = False
     """All FILES are one table."""
-    separate: bool = False
+    separate: Flag = False
     """Every file is a table of its own."""
     jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Sets scored at once, each on one core. Default: as many as there are cores."""
-    json: bool = False
+    json: Flag = False
     """Print JSON and nothing else."""
     csv: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write the boards as CSV as well, a row for each set and baseline."""

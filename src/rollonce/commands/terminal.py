@@ -7,10 +7,14 @@ import shlex
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from tyro.conf import arg
+
+Flag = Annotated[bool, arg(help_behavior_hint="")]
+"""A switch that is off unless given; "(default: False)" behind each would say nothing."""
 
 
 class _Console(Console):

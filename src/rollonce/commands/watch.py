@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
+from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Args:
 
     log: Annotated[tuple[str, ...], Positional, arg(metavar="LOG", help_behavior_hint="")] = ()
     """The log: files, a directory, or a glob."""
-    follow: bool = False
+    follow: Flag = False
     """Go on as the log grows (JSON Lines)."""
     idle: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None
     """With --follow: end once nothing was written for so long."""
@@ -54,11 +54,11 @@ class Args:
     """Rows in a step. Default: the log's own steps, or 32 where it has none."""
     window: Annotated[int, arg(metavar="ROWS")] = 512
     """Rows of earlier steps for the baselines that keep any."""
-    trees: bool = False
+    trees: Flag = False
     """Fit the boosted-trees critic as well (slow: a model each step)."""
     baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
     """A saved baseline to rank as well, as it was fitted."""
-    json: bool = False
+    json: Flag = False
     """Print JSON and nothing else; with --follow a line each time something was added."""
     reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
 
