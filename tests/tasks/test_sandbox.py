@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.tasks import Task, grade, grader_by_name
+from rollonce.tasks import Task, grade, grader_by_name, sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,19 @@ def test_time_limit_holds_in_threads():
     for t in threads:
         t.join(timeout=60)
     assert found == {i: [0.0, 1.0] for i in range(3)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_a_worker_of_its_own():
+    assert grade([_task("good")], ["yes"]).rewards == [1.0]
+    child = os.fork()
+    if child == 0:
+        right = all(grade([_task("good"), _task("good")], ["yes", "no"]).rewards == [1.0, 0.0] for _ in range(20))
+        sandbox._WORKER.stop()
+        os._exit(0 if right else 1)
+    assert all(grade([_task("good"), _task("good")], ["no", "yes"]).rewards == [0.0, 1.0] for _ in range(20))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_bad_reference_is_a_failure_not_a_crash():

@@ -12,10 +12,9 @@ def _type(label: str, dataset: str, **config: object) -> ReasoningGymSource:
 
 EMBEDDED_SOURCES: tuple[ReasoningGymSource, ...] = (
     _type("1", "chain_sum", min_terms=2, max_terms=3, min_digits=1, max_digits=1),
-    _type("2", "chain_sum", min_terms=2, max_terms=3, min_digits=2, max_digits=2),
+    _type("2", "chain_sum", min_terms=2, max_terms=2, min_digits=2, max_digits=2),
     _type("3", "chain_sum", min_terms=4, max_terms=4, min_digits=2, max_digits=3),
     _type("2", "products", min_digits=2, max_digits=2),
-    _type("3", "products", min_digits=3, max_digits=3),
     _type("1", "gcd", min_value=2, max_value=40),
     _type("2", "gcd", min_value=40, max_value=400),
     _type("1", "letter_counting", min_words=1, max_words=2),
@@ -23,13 +22,10 @@ EMBEDDED_SOURCES: tuple[ReasoningGymSource, ...] = (
     _type("1", "spell_backward", min_word_len=3, max_word_len=4),
     _type("2", "spell_backward", min_word_len=7, max_word_len=9),
     _type("1", "simple_equations", min_terms=2, max_terms=2, min_value=1, max_value=10),
-    _type("2", "simple_equations", min_terms=2, max_terms=3, min_value=1, max_value=60),
-    _type("1", "prime_factorization", min_value=2, max_value=2000),
-    _type("1", "number_sorting", min_numbers=3, max_numbers=4, min_decimals=0, max_decimals=0),
-    _type("1", "number_filtering", min_numbers=3, max_numbers=4, min_decimals=0, max_decimals=0, min_value=-50.0, max_value=50.0),
-    _type("1", "leg_counting", min_animals=2, max_animals=3, min_instances=1, max_instances=9),
+    _type("1", "number_sorting", min_numbers=3, max_numbers=3, min_decimals=0, max_decimals=0),
+    _type("1", "number_filtering", min_numbers=3, max_numbers=3, min_decimals=0, max_decimals=0, min_value=-30.0, max_value=30.0),
+    _type("1", "leg_counting", min_animals=2, max_animals=2, min_instances=1, max_instances=9),
     _type("1", "count_bits", min_n=1, max_n=4095),
-    _type("1", "count_primes", min_n=1, max_n=80),
 )
 
 

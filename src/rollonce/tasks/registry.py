@@ -106,7 +106,7 @@ def _cut_all(splits: TaskSplits, request: TaskRequest) -> TaskSplits:
 def _embedded(place: str, request: TaskRequest) -> TaskSplits:
     if place:
         raise InputError(f"the source 'embedded' takes nothing after it, not {place!r}")
-    train, calibration, test = _counts(request, 5700, 380, 760)
+    train, calibration, test = _counts(request, 6000, 600, 900)
     return embedded_tasks(train=train, calibration=calibration, test=test, seed=request.seed)
 
 

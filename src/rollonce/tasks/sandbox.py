@@ -177,7 +177,17 @@ class Worker:
 
 
 _WORKER = Worker()
-atexit.register(_WORKER.stop)
+atexit.register(lambda: _WORKER.stop())
+
+
+def _forget() -> None:
+    """After a fork the child would share the parent's pipes, and each would read the other's grades: it gets a worker of its own."""
+    global _WORKER
+    _WORKER = Worker()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _checked(reward: Any) -> Grade:
@@ -225,7 +235,8 @@ def grade(
             except Exception as error:
                 grades.append(Grade(0.0, f"{type(error).__name__}: {error}"))
         else:
-            with _WORKER.lock:
-                found = _WORKER.ask(task.grader, response, task.reference, time_limit)
+            worker = _WORKER
+            with worker.lock:
+                found = worker.ask(task.grader, response, task.reference, time_limit)
             grades.append(found if found.failure else _checked(found.reward))
     return Grades([g.reward for g in grades], [g.failure for g in grades])
