@@ -27,7 +27,18 @@ _HOMES = {
     "read_rollouts": "rollonce.readers",
     "score_rollouts": "rollonce.scoring",
 }
-__all__ = ["Baseline", "Batch", "History", "InputError", "Rollouts", "Tasks", "check_baseline", "moments", "read_rollouts", "score_rollouts"]
+__all__ = [
+    "Baseline",
+    "Batch",
+    "History",
+    "InputError",
+    "Rollouts",
+    "Tasks",
+    "check_baseline",
+    "moments",
+    "read_rollouts",
+    "score_rollouts",
+]
 
 if TYPE_CHECKING:
     from rollonce.baselines import Baseline, Batch, History

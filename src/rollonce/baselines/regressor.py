@@ -84,7 +84,13 @@ class Ridge(LinearSmoother):
             hidden = ~visible_KBM[k, :, n_rows:]
             if hidden.any():  # a copy of the own task in the window: take its weight out
                 w = np.where(hidden, 0.0, w)
-                w = w / w.sum(axis=1, keepdims=True)
+                total = w.sum(axis=1, keepdims=True)
+                # Nothing but copies in the window: the batch's other rows, as where there is no history.
+                alone = np.abs(total) < 1e-12
+                w = np.divide(w, total, out=np.zeros_like(w), where=~alone)
+                if alone.any():
+                    in_batch = normalise(np.zeros((1, n_rows, n_rows)), visible_KBM[k : k + 1, :, :n_rows])[0]
+                    out[k, :, :n_rows] = np.where(alone, in_batch, 0.0)
             out[k, :, n_rows:] = w
         return out
 

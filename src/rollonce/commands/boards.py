@@ -11,14 +11,19 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from rollonce.baselines import SelfTuning
 from rollonce.commands.saved import load_saved, provenance_lines
 from rollonce.commands.terminal import Bars
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, check_scorable, default_baselines, score_rollouts
+from rollonce.scoring import Board, check_scorable, default_baselines, group_scores, score_rollouts
+from rollonce.tuning.crossfit import crossfit_score
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _messages: Any = None
+_FOLDS = 5
 
 
 class Settings(NamedTuple):
@@ -80,7 +85,35 @@ def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, i
         progress=tell,
     )
     board.notes += notes
+    _add_self_tuning(board, table, settings, tell)
     return board
+
+
+def _add_self_tuning(board: Board, table: Rollouts, settings: Settings, tell: Callable[[str, int, int], None]) -> None:
+    """Put the self-tuning baseline on the board, in batch and with the window, cross-fitted over tasks.
+
+    It learns from rewards, so it cannot be scored as it stands: what a task is scored with is fitted on other tasks' rewards.
+    """
+    if settings.held_out or len(np.unique(table.tasks.prompt_keys)) < 2 * _FOLDS or np.ptp(table.rewards_R) == 0:
+        return
+    for i, window in enumerate((0, settings.window)):
+        tell("self-tuning, cross-fitted", i, 2)
+        score = crossfit_score(
+            SelfTuning,
+            table,
+            batch_size=settings.batch_size,
+            window=window,
+            folds=_FOLDS,
+            n_batches=min(settings.n_batches, 600),
+            resamples=min(settings.resamples, 24),
+            seed=settings.seed,
+        )
+        board.scores.append(score)
+    board.scores.sort(key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf)
+    best = next((s for s in board.scores if np.isfinite(s.b_eff.value)), None)
+    if best is not None and board.groups:
+        board.groups = group_scores(table, settings.batch_size, best.b_eff.value)
+    board.notes.append("The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks taught it.")
 
 
 def _cores() -> int:

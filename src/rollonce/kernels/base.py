@@ -70,7 +70,7 @@ def similarity(feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: In
     """
     name = "squared_distance" if squared_distance else "inner_product"
     n_blocks, n_rows = rows_KB.shape
-    if len(tasks) <= FULL_MATRIX_UP_TO and n_blocks * n_rows * columns_KM.shape[1] > len(tasks) ** 2 // 4:
+    if len(tasks) <= FULL_MATRIX_UP_TO and _worth_a_table(feature, tasks, n_blocks, n_rows * columns_KM.shape[1]):
         table = full_table(feature, tasks, squared_distance=squared_distance)
         return table[rows_KB[:, :, None], columns_KM[:, None, :]]
     matrix = feature.transform(tasks)
@@ -79,6 +79,19 @@ def similarity(feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: In
         left, right = matrix[rows_KB[k]], matrix[columns_KM[k]]
         out[k] = _squared_distance(left, right) if name == "squared_distance" else _inner(left, right)
     return out
+
+
+def _worth_a_table(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block: int) -> bool:
+    """Whether the pairs asked for so far come to a quarter of all there are.
+
+    Only calls for several blocks count towards that: a single block, a training batch, is computed the same way however often it comes.
+    """
+    asked = n_blocks * pairs_a_block
+    if n_blocks > 1:
+        cache, key = tasks.root._cache, ("asked", feature.key)
+        asked += cache.get(key, 0)
+        cache[key] = asked
+    return asked > len(tasks.root) ** 2 // 4
 
 
 def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False) -> FloatArray:

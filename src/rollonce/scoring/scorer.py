@@ -240,7 +240,7 @@ class Scorer:
         mc_own_ratio = np.nanvar(_means(e) / own_a2 - _means(e_loo) / own_loo) / k if own_a2 > 0 and own_loo > 0 else np.nan
         v_level = _task_variance(level, mc_level, n) + mc_own_level
         v_ratio = _task_variance(ratio, mc_ratio, n) + mc_own_ratio
-        return float(np.sqrt(v_level)), float(np.sqrt(v_ratio)), float(max(n - 1, 1))
+        return float(np.sqrt(v_level)), float(np.sqrt(v_ratio)), float(max(min(n, len(ratio)) - 1, 1))
 
     def _effort(self, baseline: Baseline, window: int) -> tuple[int, int]:
         """(resamples, batches in each); fewer where a batch is dear."""
