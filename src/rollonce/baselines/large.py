@@ -189,25 +189,44 @@ def _nearest_sums(
     n, k, width = len(rewards_M), kernel.k, 64
     rows_at_once = _SPARSE_ROWS
     if isinstance(matrix, np.ndarray):  # a whole number of groups of columns, the extra ones infinitely far: views rather than copies
-        matrix = np.concatenate([matrix, np.broadcast_to(matrix.mean(axis=0), (-n % width, matrix.shape[1]))])
-        rows_at_once = 128
-    half, inner = _half_squares(matrix, 0.5)
-    half[n:] = np.inf
-    n = len(half)
+        # With one more column, 1 against -|x|^2 / 2, the product itself orders a row's columns by distance.
+        centred = matrix - matrix.mean(axis=0)
+        extra = -n % width
+        right = np.zeros((n + extra, matrix.shape[1] + 1), dtype=np.float32)
+        right[:n, :-1], right[:n, -1] = centred, -(centred**2).sum(axis=1) / 2
+        right[n:, -1] = -np.inf
+        left, right_t = right.copy(), np.ascontiguousarray(right.T)
+        left[:, -1] = 1
+        n, rows_at_once = n + extra, 128
+
+        def closeness(rows: IntArray) -> Any:
+            return left[rows] @ right_t
+    else:
+        half, inner = _half_squares(matrix, 0.5)
+
+        def closeness(rows: IntArray) -> Any:
+            block = inner(rows, slice(0, n))
+            block -= half
+            return block
+
     whole = n // width * width
 
     def sums(start: int) -> FloatArray:
         rows = np.arange(start, min(start + rows_at_once, n_rows))
-        block = inner(rows, slice(0, n))
-        block -= half  # orders a row's columns by distance, nearest largest
+        block = closeness(rows)
         block[np.arange(len(rows)), rows] = -np.inf
         # The k largest lie in the k groups of columns with the largest maxima (and the ragged rest): no need to sort 70,000 numbers.
         groups = block[:, :whole].reshape(len(rows), -1, width)
-        best = np.argpartition(-groups.max(axis=2), min(k, groups.shape[1]) - 1, axis=1)[:, :k]
+        largest = groups.max(axis=2)
+        best = np.argpartition(-largest, min(k, groups.shape[1]) - 1, axis=1)[:, :k]
         candidates = np.take_along_axis(groups, best[:, :, None], axis=1).reshape(len(rows), -1)
         candidates = np.concatenate([candidates, block[:, whole:]], axis=1)
         kth = -np.partition(-candidates, k - 1, axis=1)[:, k - 1 : k]
-        row, column = np.divmod(np.flatnonzero(block >= kth - 1e-5 * (1 + np.abs(kth))), n)
+        enough = kth - 1e-5 * (1 + np.abs(kth))
+        row_g, group = np.nonzero(largest >= enough)
+        hit, place = np.nonzero(groups[row_g, group] >= enough[row_g])
+        row_r, place_r = np.nonzero(block[:, whole:] >= enough)
+        row, column = np.concatenate([row_g[hit], row_r]), np.concatenate([group[hit] * width + place, whole + place_r])
         w = recency_M[column]
         return np.stack([np.bincount(row, v, minlength=len(rows)).astype(np.float64) for v in (w, w * rewards_M[column])], axis=1)
 
