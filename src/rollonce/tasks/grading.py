@@ -106,10 +106,12 @@ def math_verify(response: str, reference: str) -> float:
     except ImportError as error:
         raise MissingExtraError("the grader math_verify", "math-verify", "train") from error
     configs = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-    gold = parse(f"\\boxed{{{reference}}}", extraction_config=configs, parsing_timeout=None)
+    # Without its own time limit, which sets signals and works in the main thread alone; ours is around all of this.
+    no_limit: Any = None
+    gold = parse(f"\\boxed{{{reference}}}", extraction_config=configs, parsing_timeout=no_limit)
     if not gold:
         raise ValueError(f"math-verify cannot read the reference {reference[:40]!r}")
-    given = parse(response, extraction_config=configs, parsing_timeout=None)
+    given = parse(response, extraction_config=configs, parsing_timeout=no_limit)
     return float(bool(verify(gold, given, timeout_seconds=None)))
 
 
