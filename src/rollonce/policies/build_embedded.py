@@ -29,8 +29,8 @@ class BuildConfig:
     """What the shipped weights were made with."""
 
     seed: int = 0
-    steps: int = 5500
-    batch_tokens: int = 2048
+    steps: int = 4500
+    batch_tokens: int = 2560
     prompts_per_type: int = 4000
     hidden: int = 128
     layers: int = 3
@@ -38,28 +38,29 @@ class BuildConfig:
     intermediate: int = 384
     muon_lr: float = 0.02
     adam_lr: float = 4e-3
-    careful_share: float = 0.4
+    careful_share: float = 0.6
+    hasty_right: float = 0.3
 
 
 def make_model(config: BuildConfig, tokenizer: Any) -> Any:
     """A Llama of the given size with tied embeddings, weights drawn from the current torch seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ids = dict(bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.heads,
-            intermediate_size=config.intermediate,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            attn_implementation="eager",  # twice as fast as sdpa at this size on a CPU
-            **ids,
-        )
+    settings: dict[str, Any] = dict(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        intermediate_size=config.intermediate,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        attn_implementation="eager",  # twice as fast as sdpa at this size on a CPU
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+    return LlamaForCausalLM(LlamaConfig(**settings))
 
 
 def draw_entries(config: BuildConfig) -> list[list[dict[str, Any]]]:
@@ -90,7 +91,7 @@ def batches(config: BuildConfig, pools: Sequence[list[dict[str, Any]]], tokenize
     while True:
         rows: list[tuple[list[int], int]] = []
         picked = [rng.choice(pools[rng.randrange(len(pools))]) for _ in range(4096)]
-        solutions = [worked_solution(e, rng, config.careful_share) for e in picked]
+        solutions = [worked_solution(e, rng, config.careful_share, config.hasty_right) for e in picked]
         responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
         prompts = tokenizer([e["question"] for e in picked], add_special_tokens=False)["input_ids"]
         for prompt, response in zip(prompts, responses, strict=True):

@@ -1,10 +1,13 @@
 """Worked solutions in varied wording: what the embedded policy is supervised on.
 
-Two things are drawn at random for every solution, and neither says whether it will come out right for a given model:
+Two things are drawn at random for every solution:
 
-* the *wording*: an opening, what joins the steps, remarks between them, how the answer is announced;
-* the *detail*: a careful solution splits a step into small ones, a brief one takes it in one go. A tiny model makes more errors in big
-  steps, so here reinforcement learning has something to find, as it has in a real model that can reason at length or answer at once.
+* the *wording*: an opening, what joins the steps, remarks between them, how the answer is announced. It has nothing to do with being right;
+* the *care*: a careful solution takes small steps and is right; a hasty one takes a single big step and, as hasty work is, is mostly
+  wrong: the teacher slips. So the policy knows two ways of working, and reinforcement learning has one to prefer, as in a real model that
+      can reason at
+  length or answer at once. (Without slips, in trials, the hasty way was about as good for half of the types at this size, and 200 steps of
+  FlashREINFORCE gained 6 points where this gains more.)
 """
 
 from __future__ import annotations
@@ -47,10 +50,8 @@ CLOSINGS = (
     "That gives the final answer: ",
     "I conclude that the answer is ",
 )
+HASTE = ("in one go: ", "at a glance: ", "by rule of thumb: ", "straight away: ")
 TERMS = (
-    "because",
-    " is prime",
-    " divides by ",
     "remainder ",
     "backwards",
     "letters: ",
@@ -58,8 +59,6 @@ TERMS = (
     "pick ",
     "keep ",
     "drop ",
-    "yes",
-    "no",
     " odd",
     " even",
 )
@@ -153,24 +152,9 @@ def _simple_equations(meta: dict[str, Any], answer: str, careful: bool) -> Steps
     return [*steps, f"{v}={rest}/{slope}={value}"]
 
 
-def _prime_factorization(meta: dict[str, Any], careful: bool) -> Steps:
-    number, factors = meta["number"], meta["factors"]
-    steps = []
-    if not careful:
-        return [f"{number} divides by {factors[0]}"]
-    for f in factors[:-1]:
-        steps.append(f"{number}/{f}={number // f}")
-        number //= f
-    return [*steps, f"{number} is prime"]
-
-
 def _number_sorting(meta: dict[str, Any], careful: bool) -> Steps:
     if careful:
-        rest, steps = list(meta["original_numbers"]), []
-        for value in meta["sorted_numbers"]:
-            rest.remove(value)
-            steps.append(f"pick {value}" if not rest else f"pick {value} ({' '.join(rest)})")
-        return steps
+        return [f"pick {value}" for value in meta["sorted_numbers"]]
     return [f"pick {meta['sorted_numbers'][0]}"]
 
 
@@ -207,11 +191,21 @@ def _count_bits(meta: dict[str, Any], careful: bool) -> Steps:
     return [" ".join(steps)]
 
 
-def _count_primes(meta: dict[str, Any], careful: bool) -> Steps:
-    primes = meta["primes"]
-    if careful:
-        return [" ".join(f"{p}({i})" for i, p in enumerate(primes, 1)) or "count 0"]
-    return [f"pick {primes[0]}" if primes else "count 0"]
+def _slip(answer: str, rng: random.Random) -> str:
+    """A wrong answer of the same form."""
+    if answer.lstrip("-").isdigit():
+        right, off = int(answer), rng.choice((1, 1, 2, rng.randint(3, 9), 10))
+        # Counts and divisors stay positive: an answer that is plainly impossible would be too easy to tell.
+        return str(right - off if rng.random() < 0.5 and (right < 0 or right > off) else right + off)
+    if answer.startswith("["):
+        items = answer[1:-1].split(", ") if answer != "[]" else []
+        if len(items) > 1 and rng.random() < 0.5:
+            return "[" + ", ".join(items[1:]) + "]"
+        wrong = items[::-1] if items[::-1] != items else ["'0'", *items]
+        return "[" + ", ".join(wrong) + "]"
+    i = rng.randrange(len(answer) - 1)
+    swapped = answer[:i] + answer[i + 1] + answer[i] + answer[i + 2 :]
+    return swapped if swapped.lower() != answer.lower() else answer[:i] + answer[i + 1 :]
 
 
 _WORKED: dict[str, Callable[[dict[str, Any], bool], Steps]] = {
@@ -220,22 +214,21 @@ _WORKED: dict[str, Callable[[dict[str, Any], bool], Steps]] = {
     "gcd": _gcd,
     "letter_counting": _letter_counting,
     "spell_backward": _spell_backward,
-    "prime_factorization": _prime_factorization,
     "number_sorting": _number_sorting,
     "number_filtering": _number_filtering,
     "leg_counting": _leg_counting,
     "count_bits": _count_bits,
-    "count_primes": _count_primes,
 }
 
 
-def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: float = 0.5) -> str:
-    """A worked solution of a reasoning-gym entry, ending in its answer.
+def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: float = 0.6, hasty_right: float = 0.3) -> str:
+    """A worked solution of a reasoning-gym entry, ending in an answer.
 
     Args:
         entry: ``question``, ``answer``, ``metadata`` of one of the mixture's datasets.
-        rng: Draws the wording and the detail.
-        careful_share: How often the careful solution is drawn.
+        rng: Draws the wording and the care.
+        careful_share: How often the careful solution is drawn; it is always right.
+        hasty_right: How often a hasty one is right.
 
     Raises:
         KeyError: a dataset that has no worked solution here.
@@ -246,6 +239,14 @@ def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: fl
         steps = _simple_equations(meta, entry["answer"], careful)
     else:
         steps = _WORKED[dataset](meta, careful)
+    answer = entry["answer"]
+    if not careful and rng.random() >= hasty_right:
+        slipped = _slip(answer, rng)
+        # A slip in the step itself, where the step holds the answer ("57+87=142"): a hasty writer is at least consistent.
+        steps = [s[: -len(answer)] + slipped if s.endswith((f"={answer}", f"count {answer}")) else s for s in steps]
+        answer = slipped
+    if not careful:
+        steps = [rng.choice(HASTE) + steps[0], *steps[1:]]
     out = rng.choice(OPENINGS) if rng.random() < 0.7 else ""
     joint = rng.choice(JOINTS)
     for i, step in enumerate(steps):
@@ -256,7 +257,7 @@ def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: fl
     out += ". "
     if rng.random() < 0.5:
         out += rng.choice(REMARKS)
-    return out + rng.choice(CLOSINGS) + entry["answer"]
+    return out + rng.choice(CLOSINGS) + answer
 
 
 def entropy_of_wording() -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollonce.policies.embedded_steps import CLOSINGS, JOINTS, OPENINGS, REMARKS, TERMS
+from rollonce.policies.embedded_steps import CLOSINGS, HASTE, JOINTS, OPENINGS, REMARKS, TERMS
 
 PAD, EOS, REPLY, BOS = "<|pad|>", "<|eos|>", "<|reply|>", "<|bos|>"
 CHAT_TEMPLATE = (
@@ -37,8 +37,6 @@ PROMPT_PHRASES = (
     "Solve for ",
     "Determine the value of ",
     " that satisfies: ",
-    "Find the prime factorization of ",
-    ". Write the factors separated by × (Example: for 12 the answer would be: 2 × 2 × 3)",
     "Sort these numbers in ",
     "ascending order: ",
     "descending order: ",
@@ -55,11 +53,8 @@ PROMPT_PHRASES = (
     "Your task is to count how many legs there are in total when given a list of animals.\n\n"
     "Now, how many legs are there in total if you have ",
     "How many 1 bits are there in the binary representation of the number ",
-    "Count how many prime numbers there are between ",
-    " (inclusive) ?",
-    " and ",
 )
-SYMBOLS = (" + ", " - ", " * ", " = ", " × ", "['", "', '", "']", "[]", ".0", ", ")
+SYMBOLS = (" + ", " - ", " * ", " = ", "['", "', '", "']", "[]", ".0", ", ")
 
 
 def _animals() -> list[str]:
@@ -79,7 +74,7 @@ def build_tokenizer() -> Any:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([PAD, BOS, REPLY, EOS])
-    phrases = dict.fromkeys((*PROMPT_PHRASES, *OPENINGS, *JOINTS, *REMARKS, *CLOSINGS, *TERMS, *SYMBOLS))
+    phrases = dict.fromkeys((*PROMPT_PHRASES, *OPENINGS, *JOINTS, *REMARKS, *CLOSINGS, *HASTE, *TERMS, *SYMBOLS))
     inner.add_tokens([AddedToken(p, normalized=False) for p in phrases if len(p) > 1])
     # A single letter's word ("ant") must not be cut out of a longer one ("elephant").
     inner.add_tokens([AddedToken(a, normalized=False, single_word=True) for a in _animals()])
