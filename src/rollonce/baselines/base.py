@@ -250,6 +250,9 @@ class Baseline(Component):
         try:
             with os.fdopen(handle, "wb") as f:
                 f.write(_as_json(document))
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)  # mkstemp's own mode would keep the trainer's user out
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)

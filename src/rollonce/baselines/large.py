@@ -190,14 +190,14 @@ def _nearest_sums(
     rows_at_once = _SPARSE_ROWS
     if isinstance(matrix, np.ndarray):  # a whole number of groups of columns, the extra ones infinitely far: views rather than copies
         # With one more column, 1 against -|x|^2 / 2, the product itself orders a row's columns by distance.
-        centred = matrix - matrix.mean(axis=0)
+        centred = (matrix - matrix.mean(axis=0)).astype(np.float32)
         extra = -n % width
         right = np.zeros((n + extra, matrix.shape[1] + 1), dtype=np.float32)
         right[:n, :-1], right[:n, -1] = centred, -(centred**2).sum(axis=1) / 2
         right[n:, -1] = -np.inf
         left, right_t = right.copy(), np.ascontiguousarray(right.T)
         left[:, -1] = 1
-        n, rows_at_once = n + extra, 128
+        n, rows_at_once = n + extra, _ROWS
 
         def closeness(rows: IntArray) -> Any:
             return left[rows] @ right_t
@@ -216,17 +216,19 @@ def _nearest_sums(
         block = closeness(rows)
         block[np.arange(len(rows)), rows] = -np.inf
         # The k largest lie in the k groups of columns with the largest maxima (and the ragged rest): no need to sort 70,000 numbers.
-        groups = block[:, :whole].reshape(len(rows), -1, width)
-        largest = groups.max(axis=2)
-        best = np.argpartition(-largest, min(k, groups.shape[1]) - 1, axis=1)[:, :k]
-        candidates = np.take_along_axis(groups, best[:, :, None], axis=1).reshape(len(rows), -1)
+        # Column c is member c // n_groups of group c % n_groups: maxima over members then run along memory.
+        groups = block[:, :whole].reshape(len(rows), width, -1)
+        n_groups = groups.shape[2]
+        largest = groups.max(axis=1)
+        best = np.argpartition(-largest, min(k, n_groups) - 1, axis=1)[:, :k]
+        candidates = np.take_along_axis(groups, best[:, None, :], axis=2).reshape(len(rows), -1)
         candidates = np.concatenate([candidates, block[:, whole:]], axis=1)
         kth = -np.partition(-candidates, k - 1, axis=1)[:, k - 1 : k]
         enough = kth - 1e-5 * (1 + np.abs(kth))
         row_g, group = np.nonzero(largest >= enough)
-        hit, place = np.nonzero(groups[row_g, group] >= enough[row_g])
+        hit, member = np.nonzero(groups[row_g, :, group] >= enough[row_g])
         row_r, place_r = np.nonzero(block[:, whole:] >= enough)
-        row, column = np.concatenate([row_g[hit], row_r]), np.concatenate([group[hit] * width + place, whole + place_r])
+        row, column = np.concatenate([row_g[hit], row_r]), np.concatenate([member * n_groups + group[hit], whole + place_r])
         w = recency_M[column]
         return np.stack([np.bincount(row, v, minlength=len(rows)).astype(np.float64) for v in (w, w * rewards_M[column])], axis=1)
 
