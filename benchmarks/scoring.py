@@ -15,7 +15,7 @@ import sys
 import time
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "2" if "--two-threads" in sys.argv else "1")
+    os.environ[variable] = "2" if "--two-threads" in sys.argv else "1"
 
 import numpy as np
 

@@ -20,7 +20,7 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 # Above this many pairs (a 4 MB table of float64 each) the blocked path is taken.
 LARGE = 8_000_000
-_ROWS, _COLUMNS = 256, 4096
+_ROWS, _COLUMNS = 256, 65_536
 _SPARSE_ROWS = 32
 # A term in more than this share of the rows is multiplied densely, the rest by their lists of rows.
 _COMMON = 1 / 16
