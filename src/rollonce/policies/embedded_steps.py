@@ -5,9 +5,8 @@ Two things are drawn at random for every solution:
 * the *wording*: an opening, what joins the steps, remarks between them, how the answer is announced. It has nothing to do with being right;
 * the *care*: a careful solution takes small steps and is right; a hasty one takes a single big step and, as hasty work is, is mostly
   wrong: the teacher slips. So the policy knows two ways of working, and reinforcement learning has one to prefer, as in a real model that
-      can reason at
-  length or answer at once. (Without slips, in trials, the hasty way was about as good for half of the types at this size, and 200 steps of
-  FlashREINFORCE gained 6 points where this gains more.)
+  can reason at length or answer at once. (Without slips, in a trial, the hasty way was about as good for half of the types at this size,
+  and 200 steps of FlashREINFORCE gained 6 points.)
 """
 
 from __future__ import annotations
