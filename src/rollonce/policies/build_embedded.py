@@ -20,14 +20,8 @@ from typing import Any
 
 from rollonce.policies.embedded_steps import worked_solution
 from rollonce.policies.embedded_tokenizer import BOS, EOS, REPLY, build_tokenizer
-from rollonce.tasks.embedded import EMBEDDED_SOURCES
 
 MAX_RESPONSE_TOKENS = 96
-
-
-# How often a hasty solution is right where it is not `BuildConfig.hasty_right`: haste does no harm where there is little to do, and with these the
-# families spread from near 0 to near 1.
-HASTY_RIGHT = {"chain_sum/1": 1.0, "spell_backward/1": 1.0, "letter_counting/1": 0.75}
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class BuildConfig:
     """What the shipped weights were made with."""
 
     seed: int = 0
-    steps: int = 4700
+    steps: int = 4500
     batch_tokens: int = 2560
     prompts_per_type: int = 4000
     hidden: int = 128
@@ -45,7 +39,7 @@ class BuildConfig:
     muon_lr: float = 0.02
     adam_lr: float = 4e-3
     careful_share: float = 0.6
-    hasty_right: float = 0.25
+    hasty_right: float = 0.3
 
 
 def make_model(config: BuildConfig, tokenizer: Any) -> Any:
@@ -70,9 +64,10 @@ def make_model(config: BuildConfig, tokenizer: Any) -> Any:
 
 
 def draw_entries(config: BuildConfig) -> list[list[dict[str, Any]]]:
-    """Per type of `EMBEDDED_SOURCES`, in its order, up to ``prompts_per_type`` different entries whose prompt is in the train split."""
+    """Per type of the mixture, up to ``prompts_per_type`` different entries whose prompt is in the train split."""
     from rollonce.rollouts import normalise_prompt
     from rollonce.tasks.base import split_of
+    from rollonce.tasks.embedded import EMBEDDED_SOURCES
     from rollonce.tasks.reasoning_gym import entries
 
     pools = []
@@ -92,13 +87,11 @@ def batches(config: BuildConfig, pools: Sequence[list[dict[str, Any]]], tokenize
     import torch
 
     rng = random.Random(config.seed)
-    rates = [HASTY_RIGHT.get(s.label, config.hasty_right) for s in EMBEDDED_SOURCES]
     bos, reply, eos, pad = (tokenizer.convert_tokens_to_ids(t) for t in (BOS, REPLY, EOS, tokenizer.pad_token))
     while True:
         rows: list[tuple[list[int], int]] = []
-        types = [rng.randrange(len(pools)) for _ in range(4096)]
-        picked = [rng.choice(pools[k]) for k in types]
-        solutions = [worked_solution(e, rng, config.careful_share, rates[k]) for e, k in zip(picked, types, strict=True)]
+        picked = [rng.choice(pools[rng.randrange(len(pools))]) for _ in range(4096)]
+        solutions = [worked_solution(e, rng, config.careful_share, config.hasty_right) for e in picked]
         responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
         prompts = tokenizer([e["question"] for e in picked], add_special_tokens=False)["input_ids"]
         for prompt, response in zip(prompts, responses, strict=True):
