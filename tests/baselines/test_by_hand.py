@@ -230,3 +230,15 @@ def test_zero_weight_rows_fall_back_to_what_they_see_window_included():
 def test_bad_input_is_named(make, word):
     with pytest.raises(InputError, match=word):
         make()
+
+
+def test_a_saved_file_has_the_mode_that_open_would_give(tmp_path):
+    import os
+    import stat
+
+    before = os.umask(0o027)
+    try:
+        LeaveOneOut().save(tmp_path / "b.json")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "b.json").stat().st_mode) == 0o640

@@ -276,15 +276,6 @@ def test_batch_of_uses_response_lengths_nowhere():
     assert batch.response_lengths_B is None
 
 
-def test_ridge_with_only_copies_in_its_window_falls_back_to_the_batch():
-    table = Rollouts.from_groups([[1, 1], [0, 0], [1, 0]], ["aa bb", "cc dd", "ee ff"])
-    ridge = Ridge(window=2).fit(table.tasks)
-    ages = np.array([0, 0, 1, 1])
-    e = smoother_errors(ridge, table.tasks, np.array([[0, 1, 0, 0]]), 2, ages, table.means_N, table.biased_variances_N)
-    assert e[0, 0] == pytest.approx(1.0)  # task 0 (mean 1) sees only task 1 (mean 0)
-    assert np.isfinite(e).all()
-
-
 def test_worth_a_table_counts_over_calls(monkeypatch):
     """Many small calls add up: the table is computed once rather than each block for itself."""
     import rollonce.kernels.base as base

@@ -8,6 +8,7 @@ Reading lines, checking values, skipping bad rows and grouping into tasks happen
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ class Options:
     state: dict[str, Any] = field(default_factory=dict)
 
 
-class Format:
+class Format(ABC):
     """One writer's files.
 
     Attributes:
@@ -127,9 +128,9 @@ class Format:
     what: str = ""
     streams: bool = True
 
+    @abstractmethod
     def sniff(self, probe: Probe) -> bool:
         """Whether this file is one of ours, by what is in it."""
-        raise NotImplementedError
 
     def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Blocks of (line numbers, records) of a file; JSON Lines unless overridden."""
@@ -148,13 +149,13 @@ class Format:
         """One record out of a rollout's first and last row."""
         return last
 
+    @abstractmethod
     def rows(self, record: Any, options: Options) -> Iterable[Row]:
         """The rollouts of one record (none, if it is no rollout, or filtered out).
 
         Raises:
             InputError: if the record is not what this format writes.
         """
-        raise NotImplementedError
 
     def block(self, file: str, lines: Sequence[int], records: list[Any], options: Options, reject: Reject) -> Block:
         """The rollouts of many records, each through `rows`; bad ones go to ``reject``."""

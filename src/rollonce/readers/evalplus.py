@@ -14,6 +14,7 @@ enough for LOO, trackers and oracles, and meaningless to any kernel.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,9 @@ class _Document(Format):
             raise InputError(f"not a result file of {self.name}; {keys_of(document)}", file=path) from None
         yield range(1, len(records) + 1), records
 
+    @abstractmethod
     def results(self, document: dict[str, Any]) -> Iterable[Any]:
-        raise NotImplementedError
+        """The results in a file, one a rollout or task."""
 
     def prompt(self, task: str, options: Options) -> Any:
         if options.join == NO_PROMPTS:

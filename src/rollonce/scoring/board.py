@@ -202,7 +202,8 @@ def _curve(
     sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
     curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
-    by_label = {b.label: b for b in chosen}
+    scored = {s.label for s in usable}
+    by_label = {b.label: b for b in chosen if b.label in scored}  # those left out were never fitted
     wanted = [published_tfidf().label, *[s.label for s in usable if not s.window and not s.scored_as][:1]]
     for label in dict.fromkeys(wanted):
         if label in by_label and label not in curve:

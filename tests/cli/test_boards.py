@@ -1,0 +1,33 @@
+"""What `rollonce score` adds to a board: the self-tuning baseline, cross-fitted."""
+
+from __future__ import annotations
+
+from rollonce import datasets
+from rollonce.baselines import SelfTuning
+from rollonce.commands.boards import Settings, score_table
+from rollonce.scoring import group_scores
+from rollonce.tuning.crossfit import crossfit_score
+
+TABLE = datasets.load("rg_smollm2_135m")
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_self_tuning_is_on_the_board_and_cross_fitted():
+    board = score_table(TABLE, Settings(n_batches=300, resamples=0), quiet)
+    by_label = {s.label: s for s in board.scores}
+    for label, window in (("self-tuning", 0), ("self-tuning, window 512", 512)):
+        alone = crossfit_score(SelfTuning, TABLE, window=window, n_batches=300, resamples=0)
+        assert by_label[label].b_eff.value == alone.b_eff.value
+        assert by_label[label].ratio.value > 1.0  # untuned it would be the LOO mean, ratio 1
+    assert any("cross-fitted" in note for note in board.notes)
+    ratios = [s.ratio.value for s in board.scores]
+    assert ratios == sorted(ratios, reverse=True)
+    assert board.groups == group_scores(TABLE, 32, board.scores[0].b_eff.value)
+
+
+def test_held_out_boards_leave_it_out():
+    board = score_table(TABLE, Settings(n_batches=20, resamples=0, held_out=0.5), quiet)
+    assert not any(s.label.startswith("self-tuning") for s in board.scores)

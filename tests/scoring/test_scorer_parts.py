@@ -1,0 +1,130 @@
+"""Parts of the scorer that the values of whole boards do not pin: what breaks each one was tried, and is seen here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from rollonce import datasets
+from rollonce.baselines import Baseline, Batch, FlashReinforce, Kriging, LeaveOneOut, NoBaseline, Ridge, published_tfidf
+from rollonce.rollouts import Rollouts
+from rollonce.scoring import Scorer, Watcher, score_rollouts
+from rollonce.scoring.closed_form import smoother_errors
+from rollonce.scoring.recipe import recipe_errors
+
+
+def table(n: int, g: int = 3, seed: int = 0) -> Rollouts:
+    rng = np.random.default_rng(seed)
+    p = rng.random(n)
+    return Rollouts.from_groups((rng.random((n, g)) < p[:, None]).astype(float), [f"task number{i} of{i % 7}" for i in range(n)])
+
+
+def test_ages_count_steps_back_and_the_newest_rows_come_last():
+    scorer = Scorer(table(20), 3, n_batches=5, resamples=0)
+    np.testing.assert_array_equal(scorer.ages(7), [0, 0, 0, 3, 2, 2, 2, 1, 1, 1])
+
+
+def test_only_targets_count():
+    t = table(12)
+    chosen = [1, 4, 7]
+    all_of_them, some = Scorer(t, 4, n_batches=300, resamples=0), Scorer(t, 4, n_batches=300, resamples=0, targets=chosen)
+    columns = all_of_them.columns(0)
+    errors = all_of_them.errors(LeaveOneOut(), columns, 0)
+    expected = errors[np.isin(columns[:, :4], chosen)].mean()
+    assert some.score(LeaveOneOut()).mse == pytest.approx(expected, rel=1e-12)
+    assert expected != pytest.approx(errors.mean(), rel=1e-3)
+
+
+def test_dear_baselines_use_fewer_batches():
+    t = table(190)
+    scorer = Scorer(t, 32, n_batches=60, resamples=0, n_batches_dear=7)
+    assert scorer.score(Kriging(window=140).fit(t.tasks)).n_batches == 7
+    assert scorer.score(published_tfidf(140).fit(t.tasks)).n_batches == 60
+    assert scorer.score(Kriging().fit(t.tasks)).n_batches == 60
+
+
+@pytest.mark.parametrize(("resamples", "df"), [(8, 7), (60, 49)])
+def test_an_interval_rests_on_no_more_than_its_resamples_or_tasks(resamples, df):
+    t = datasets.load("taubench_airline_gpt4o")
+    scorer = Scorer(t, n_batches=100, resamples=resamples, batches_per_resample=20)
+    score = scorer.score(LeaveOneOut())
+    columns = scorer.columns(0)
+    e = scorer.errors(LeaveOneOut(), columns, 0)
+    se = scorer._standard_errors(LeaveOneOut(), 0, e, e, float(e.mean()), float(e.mean()))[0]
+    assert np.log(score.b_eff.high / score.b_eff.value) == pytest.approx(scipy.stats.t.ppf(0.975, df) * se, rel=1e-9)
+
+
+def test_the_noise_of_few_batches_in_a_resample_is_taken_out():
+    """The same resamples with 30 and with 400 batches each: the interval is that of the tasks either way (uncorrected, 1.4 times as wide)."""
+    t = datasets.load("game24_gpt4_cot")
+
+    def width(per: int) -> float:
+        score = Scorer(t, 8, n_batches=4000, resamples=200, batches_per_resample=per).score(LeaveOneOut())
+        return float(np.log(score.b_eff.high / score.b_eff.low))
+
+    few, many = width(30), width(400)
+    assert few == pytest.approx(many, rel=0.15)
+
+
+@dataclass
+class SameTaskInHistory(Baseline):
+    """Leaks where it can: the reward of a row of history with its own prompt, else 0."""
+
+    type = "same_task_in_history"
+
+    def predict(self, batch, history=None):
+        assert history is not None
+        known = {p.casefold(): r for p, r in zip(history.tasks.prompts, history.rewards_H, strict=True)}
+        return np.array([known.get(p.casefold(), 0.0) for p in batch.tasks.prompts])
+
+
+def test_the_recipe_hands_no_row_its_own_prompt_from_the_window():
+    t = Rollouts.from_groups([[1.0, 1.0]] * 4, ["one", "two", "ONE", "three"])
+    columns, ages = np.array([[0, 1, 2, 3]]), np.array([0, 0, 1, 1])
+    errors = recipe_errors(SameTaskInHistory(), t, columns, 2, ages, np.random.default_rng(0))
+    np.testing.assert_array_equal(errors, [[1.0, 1.0]])  # b is 0 for both: the twin of "one" was not there
+
+
+def test_the_recipe_leaves_a_second_copy_out_of_the_batch():
+    t = Rollouts.from_groups([[1.0, 1.0], [0.0, 0.0]], ["one", "two"])
+    errors = recipe_errors(NoBaseline(), t, np.array([[0, 0, 1]]), 3, np.zeros(3, np.int64), np.random.default_rng(0))
+    assert errors[0, 0] == 1.0
+    assert np.isnan(errors[0, 1])
+
+
+def test_ridge_with_only_copies_in_its_window_falls_back_to_the_batch():
+    t = Rollouts.from_groups([[1, 1], [0, 1], [1, 0]], ["aa bb", "cc dd", "ee ff"])
+    ridge = Ridge(window=2).fit(t.tasks)
+    e = smoother_errors(ridge, t.tasks, np.array([[0, 1, 0, 0]]), 2, np.array([0, 0, 1, 1]), t.means_N, t.biased_variances_N)
+    # Task 0 (mean 1) is left with task 1: mean 0.5 and variance 0.25. With no weights at all the error would be 1.
+    assert e[0, 0] == pytest.approx(0.25 + 0.25)
+
+
+def test_watch_interval_is_the_jackknife_over_steps_by_hand():
+    w = Watcher([FlashReinforce(), NoBaseline()])
+    steps = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    for rewards in steps:
+        w.step(Batch.of(["aa", "bb", "cc"], rewards))
+    loo = np.array([1 + 0.25 + 0.25, 0.25 + 0.25 + 1, 1 + 0.25 + 0.25, 0.0])
+    none = np.array([2.0, 2.0, 1.0, 3.0])
+    rest = np.log((loo.sum() - loo) / (none.sum() - none))
+    se = np.sqrt(3 / 4 * ((rest - rest.mean()) ** 2).sum())
+    score = next(s for s in w.scores() if s.label == "no baseline")
+    assert score.ratio.value == pytest.approx(loo.sum() / none.sum())
+    assert np.log(score.ratio.high / score.ratio.value) == pytest.approx(scipy.stats.t.ppf(0.975, 3) * se)
+
+
+def test_a_default_that_cannot_be_fitted_is_left_out_and_named():
+    prompts = list("abcdefgh")  # single letters: word TF-IDF finds no term
+    t = Rollouts.from_groups(np.random.default_rng(0).random((8, 2)), prompts)
+    board = score_rollouts(t, batch_size=4, n_batches=20, resamples=0)
+    assert any("softmax TF-IDF, T=0.1 was left out" in note for note in board.notes)
+    assert board.loo is not None
+
+
+def test_without_repeats_nothing_that_needs_them_is_on_the_board():
+    t = Rollouts.from_groups(np.random.default_rng(0).random((10, 1)), [f"word{i} text" for i in range(10)])
+    assert score_rollouts(t, batch_size=4, n_batches=20, resamples=0).apart == []
