@@ -58,7 +58,7 @@ def test_an_interval_rests_on_no_more_than_its_resamples_or_tasks(resamples, df)
 
 
 def test_the_noise_of_few_batches_in_a_resample_is_taken_out():
-    """The same resamples with 30 and with 400 batches each: the interval is that of the tasks either way (uncorrected, 1.4 times as wide)."""
+    """30 or 400 batches a resample: the interval is that of the tasks either way (uncorrected it is 1.4 times as wide)."""
     t = datasets.load("game24_gpt4_cot")
 
     def width(per: int) -> float:

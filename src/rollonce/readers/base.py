@@ -138,7 +138,7 @@ class Format(ABC):
 
         return json_blocks(path, reject, options.state.get("tell"))
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, path: Path, options: Options) -> None:  # noqa: B027 - optional: most formats need nothing
         """Called before the rows of each file: what a format needs to know of the file as a whole goes into ``options.state``."""
 
     def same_rollout(self, record: Any) -> str | None:
