@@ -1,0 +1,412 @@
+"""What a training run is made of, as a TOML file says it. Everything has a default but the arms; unknown keys are errors.
+
+::
+
+    [policy]                 # the embedded one by default; or source = "DIRECTORY" or a hub id
+    [tasks]
+    source = "embedded"      # or reasoning-gym:..., gsm8k:DIR, math500:DIR, jsonl:FILE
+    [train]
+    steps = 120
+    rollouts = 32            # a step, in every arm
+    learning_rate = 2e-4
+    [arms.flashreinforce]
+    baseline = "flashreinforce"
+    [arms.grpo]
+    baseline = "grpo"
+    group_size = 8
+    [compare]
+    seeds = [0, 1, 2]
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rollonce.errors import InputError
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A table of the file: no unknown keys, no silent conversion of text to numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PolicyConfig(Section):
+    """Which model, and how it computes.
+
+    Attributes:
+        source: ``embedded``, a directory or a hub id; with ``engine = "tinker"`` the service's name of the model.
+        engine: ``local`` (transformers, this machine), or ``tinker`` (a Tinker-compatible service).
+        lora_rank: Rank of the adapters; 0 trains every weight.
+        seed: Of fresh adapters and of a fresh value head: the same in all arms and seeds of a comparison unless ``seed_follows_run``.
+        seed_follows_run: Let adapters start from the run's seed instead.
+        device, bf16, gradient_checkpointing, attention: See `rollonce.policies.TransformersPolicy.load`.
+        sample_rows, train_rows: Rollouts at once when sampling and in a micro-batch of the update; None for all.
+        local_only: Never ask a hub for the model.
+        prompt_template, system: See `TransformersPolicy`.
+        base_url, renderer: For a service: its address (default TINKER_BASE_URL) and the cookbook renderer's name; None: raw text.
+    """
+
+    source: str = "embedded"
+    engine: Literal["local", "tinker"] = "local"
+    lora_rank: Natural = 0
+    seed: int = 0
+    seed_follows_run: bool = False
+    device: str = "cpu"
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    attention: str | None = None
+    sample_rows: Count | None = None
+    train_rows: Count | None = None
+    local_only: bool = True
+    prompt_template: str = "{prompt}"
+    system: str | None = None
+    base_url: str | None = None
+    renderer: str | None = None
+
+
+class TasksConfig(Section):
+    """Which tasks; the three splits share no prompt.
+
+    Attributes:
+        source: See `rollonce.tasks.load_tasks`.
+        train: Tasks to train on; they are gone through in an order drawn by the run's seed, and again if steps ask for more.
+        holdout: Tasks set apart to choose rates by and to draw learning curves with (the calibration split).
+        test: Tasks for the final figures; nothing is ever chosen by them.
+        seed: Which tasks are drawn: the same in all arms and seeds.
+        grader, columns: For ``jsonl``.
+        time_limit: Seconds a response may take to grade.
+    """
+
+    source: str = "embedded"
+    train: Count | None = None
+    holdout: Natural = 150
+    test: Natural | None = 450
+    seed: int = 0
+    grader: str = "exact"
+    columns: tuple[str, ...] = ()
+    time_limit: Positive = 5.0
+
+
+class LossConfig(Section):
+    """The objective, alike in all arms.
+
+    Attributes:
+        aggregation: ``token-mean`` (sum over all response tokens over their number) or ``sequence-mean`` (mean over each rollout's tokens,
+            then over rollouts).
+        clip: Clip the importance ratio to [1 - clip, 1 + clip] as PPO does; None: no clipping.
+        clip_high: Upper side, where it differs from ``clip``.
+        kl: Weight of the KL penalty to the start policy (nats a token, the estimator k3 of Schulman 2020).
+        gate: FlashREINFORCE's: drop a trajectory whose mean Bernoulli KL between the sampling and the current policy exceeds this,
+            denominators unchanged. None: no gate.
+        lag: Sample from the policy of this many steps ago: staleness, on purpose.
+        epochs: Updates per batch of rollouts; ratio and clip matter from the second on.
+    """
+
+    aggregation: Literal["token-mean", "sequence-mean"] = "token-mean"
+    clip: Positive | None = None
+    clip_high: Positive | None = None
+    kl: Annotated[float, Field(ge=0)] = 0.0
+    gate: Positive | None = None
+    lag: Natural = 0
+    epochs: Count = 1
+
+
+class TrainConfig(Section):
+    """The run.
+
+    Attributes:
+        steps: Updates.
+        rollouts: A step, in every arm: ``rollouts / group_size`` tasks.
+        learning_rate: Of Adam.
+        beta1, beta2, epsilon, weight_decay: Of Adam (decoupled decay).
+        max_grad_norm: Clip the gradient's norm; None: no clipping.
+        temperature, max_new_tokens: Of sampling; None: the policy's own limit (96 for the embedded one, 512 else).
+        checkpoint_every: Steps between checkpoints; a killed run repeats at most so many.
+        kl_every: Steps between measurements of the KL to the start policy (an extra forward pass); 0 never.
+        shadow: Baselines scored beside the arm's own on the same rollouts, without touching the training.
+        collapse_truncated, collapse_entropy, collapse_steps: The run counts as collapsed, and stops, when for so many steps in a row
+            more than this share of rollouts was truncated, or entropy was below this many nats a token.
+    """
+
+    steps: Count = 120
+    rollouts: Count = 32
+    learning_rate: Positive = 2e-4
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Positive | None = 1.0
+    temperature: Positive = 1.0
+    max_new_tokens: Count | None = None
+    checkpoint_every: Count = 10
+    kl_every: Natural = 10
+    shadow: tuple[str, ...] = ("loo", "gs1_tfidf", "gs1_buckets")
+    collapse_truncated: Share = 0.95
+    collapse_entropy: Annotated[float, Field(ge=0)] = 1e-4
+    collapse_steps: Count = 5
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation.
+
+    Attributes:
+        every: Steps between evaluations on the hold-out (sampled): the learning curve; 0 only at start and end.
+        repeats: Sampled rollouts a hold-out task.
+        test_repeats: Sampled rollouts a test task, before and after training.
+        greedy: Evaluate the test tasks greedily as well.
+        rows: Rollouts at once.
+    """
+
+    every: Natural = 20
+    repeats: Count = 1
+    test_repeats: Count = 1
+    greedy: bool = True
+    rows: Count = 256
+
+
+class CriticConfig(Section):
+    """A token-level critic (value function) and GAE.
+
+    Attributes:
+        kind: ``head``: a small network on the policy's last hidden state, which it does not change; ``network``: a copy of the start policy
+            with a value output, trained as a whole.
+        learning_rate: Of its own Adam.
+        discount, gae_lambda: GAE(lambda); with both 1 the advantage is the reward minus the value.
+        clip: Clip the value's change per step as PPO does; None: no clipping.
+        epochs: Updates per batch of rollouts.
+        warmup: Steps in which the critic learns and the policy stands still. Their rollouts count.
+        hidden: Width of the head's hidden layer.
+    """
+
+    kind: Literal["head", "network"] = "head"
+    learning_rate: Positive = 1e-3
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gae_lambda: Share = 1.0
+    clip: Positive | None = 0.2
+    epochs: Count = 4
+    warmup: Natural = 3
+    hidden: Count = 128
+
+
+class OracleConfig(Section):
+    """The true mean by extra rollouts, outside the rollout and time budget: a ceiling, not a method.
+
+    Attributes:
+        rollouts: Extra ones a task.
+        every: Steps between measurements; the tasks of so many steps are measured at once, so the mean grows that stale.
+    """
+
+    rollouts: Count = 8
+    every: Count = 5
+
+
+class ArmConfig(Section):
+    """One way of getting advantages, all else equal.
+
+    Attributes:
+        baseline: A name (`rollonce.training.arms.NAMES`), a ``baseline.json`` that ``rollonce tune`` wrote, or a table with the
+            configuration of a baseline (``{type = "kriging", window = 128}``). None with a token-level critic.
+        group_size: Rollouts of each task; ``rollouts`` must be a multiple.
+        critic: A table: a token-level critic in place of a baseline.
+        oracle: A table, for ``baseline = "oracle"``.
+        learning_rate: Instead of the run's.
+        learning_rates: A grid: each makes an arm of its own, ``NAME@RATE``.
+        loss: Keys that differ from ``[loss]``.
+    """
+
+    baseline: str | dict[str, Any] | None = None
+    group_size: Count = 1
+    critic: CriticConfig | None = None
+    oracle: OracleConfig | None = None
+    learning_rate: Positive | None = None
+    learning_rates: tuple[Positive, ...] = ()
+    loss: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ArmConfig:
+        if (self.baseline is None) == (self.critic is None):
+            raise ValueError("an arm has a baseline or a critic table, and not both")
+        if self.learning_rate is not None and self.learning_rates:
+            raise ValueError("give an arm learning_rate or learning_rates, not both")
+        return self
+
+
+class CompareConfig(Section):
+    """Which runs, and how they are told apart.
+
+    Attributes:
+        seeds: Each gives an order of tasks and a stream of samples; the same in all arms.
+        processes: At once, one thread each; None: as many as there are cores.
+        reference: The arm that others are compared with; None: ``flashreinforce`` if there is one, else the first.
+        confidence: Of the intervals.
+    """
+
+    seeds: tuple[Natural, ...] = (0,)
+    processes: Count | None = None
+    reference: str | None = None
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError("seeds must be different from each other, and at least one")
+        return seeds
+
+
+class TrackConfig(Section):
+    """Trackers beside the JSONL files, where their packages are installed.
+
+    Attributes:
+        to: Any of ``wandb``, ``trackio``, ``tensorboard``.
+        project: What they call the project.
+    """
+
+    to: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
+    project: str = "rollonce"
+
+
+class ExperimentConfig(Section):
+    """A whole file: what all arms share, and the arms."""
+
+    policy: PolicyConfig = PolicyConfig()
+    tasks: TasksConfig = TasksConfig()
+    train: TrainConfig = TrainConfig()
+    loss: LossConfig = LossConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    compare: CompareConfig = CompareConfig()
+    track: TrackConfig = TrackConfig()
+    arms: dict[str, ArmConfig]
+
+    @model_validator(mode="after")
+    def _arms(self) -> ExperimentConfig:
+        if not self.arms:
+            raise ValueError("there is no arm: add a table like [arms.flashreinforce] with baseline = 'flashreinforce'")
+        for name, arm in self.arms.items():
+            if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,60}", name):
+                raise ValueError(f"the arm name {name!r} becomes a directory: use letters, digits, '_', '.', '+' and '-'")
+            if self.train.rollouts % arm.group_size:
+                raise ValueError(f"arm {name!r}: {self.train.rollouts} rollouts a step are no multiple of group_size {arm.group_size}")
+        reference = self.compare.reference
+        if reference is not None and reference not in self.arms:
+            raise ValueError(f"compare.reference {reference!r} is no arm; there are {', '.join(self.arms)}")
+        return self
+
+
+class RunConfig(Section):
+    """One arm, one seed: what a run directory's ``config.json`` holds."""
+
+    name: str
+    arm: ArmConfig
+    seed: Natural = 0
+    policy: PolicyConfig = PolicyConfig()
+    tasks: TasksConfig = TasksConfig()
+    train: TrainConfig = TrainConfig()
+    loss: LossConfig = LossConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    track: TrackConfig = TrackConfig()
+
+    @property
+    def learning_rate(self) -> float:
+        """Adam's, of this arm."""
+        return self.arm.learning_rate or self.train.learning_rate
+
+    @property
+    def tasks_per_step(self) -> int:
+        """Different tasks a step."""
+        return self.train.rollouts // self.arm.group_size
+
+
+def validated[S: Section](model: type[S], data: Any, where: str | Path = "the configuration") -> S:
+    """``data`` as a ``model``.
+
+    Raises:
+        InputError: naming ``where``, the key, what was found and what was expected.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for e in error.errors():
+            key = ".".join(str(part) for part in e["loc"])
+            message = e["msg"].removeprefix("Value error, ")
+            if e["type"] == "extra_forbidden":
+                message = f"no such key{_near(model, e['loc'])}"
+            elif e["type"] != "value_error":
+                message = f"{message[0].lower()}{message[1:]}, not {e['input']!r}"
+            lines.append(f"{key}: {message}" if key else message)
+        raise InputError("; ".join(dict.fromkeys(lines)), file=where) from None
+
+
+def _near(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    import difflib
+
+    current: Any = model
+    for part in location[:-1]:
+        annotation = current.model_fields[part].annotation if part in getattr(current, "model_fields", {}) else None
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        found = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        if found:
+            current = found[0]
+    names = list(current.model_fields)
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+
+
+def load_config(path: str | Path) -> ExperimentConfig:
+    """Read a TOML file. Relative paths to baselines and tasks in it are from the file's own directory.
+
+    Raises:
+        InputError: no such file, no TOML, an unknown key, a value out of range.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"not TOML: {error}", file=path) from None
+    return validated(ExperimentConfig, _absolute(data, path.parent), path)
+
+
+def _absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Paths made independent of where the command is called from, since the resolved copy lies elsewhere."""
+    for arm in (data.get("arms") or {}).values() if isinstance(data.get("arms"), dict) else ():
+        if isinstance(arm, dict) and str(arm.get("baseline", "")).endswith(".json"):
+            arm["baseline"] = str((base / arm["baseline"]).resolve())
+    tasks = data.get("tasks")
+    if isinstance(tasks, dict) and isinstance(tasks.get("source"), str):
+        name, colon, place = tasks["source"].partition(":")
+        if name in ("gsm8k", "math500", "jsonl") and place and place != "hub":
+            tasks["source"] = f"{name}{colon}{(base / place).resolve()}"
+    policy = data.get("policy")
+    if isinstance(policy, dict) and str(policy.get("source", "")).startswith("."):
+        policy["source"] = str((base / policy["source"]).resolve())
+    return data
+
+
+def runs_of(config: ExperimentConfig) -> list[RunConfig]:
+    """Every run of a comparison: seeds outermost, so that an interrupted one has all arms alike; a grid gives arms ``NAME@RATE``."""
+    shared = {k: getattr(config, k) for k in ("policy", "tasks", "train", "evaluation", "track")}
+    out = []
+    for seed in config.compare.seeds:
+        for name, arm in config.arms.items():
+            loss = validated(LossConfig, {**config.loss.model_dump(), **arm.loss}, f"arm {name!r}, loss")
+            for rate in arm.learning_rates or (arm.learning_rate,):
+                label = f"{name}@{rate:g}" if arm.learning_rates else name
+                single = arm.model_copy(update={"learning_rate": rate, "learning_rates": (), "loss": {}})
+                out.append(RunConfig(name=label, arm=single, seed=seed, loss=loss, **shared))
+    return out
