@@ -39,13 +39,13 @@ class Power(NamedTuple):
     n_needed: int | None
 
 
-def half_width(rule: str, n: int, alpha: float, variance: float) -> float:
-    """Half-width of the interval on a mean of n differences in [-1, 1]."""
+def half_width(rule: str, n: int, alpha: float, variance: float, *, span: float = RANGE) -> float:
+    """Half-width of the interval on a mean of n differences whose bounds lie ``span`` apart (2 for differences in [-1, 1])."""
     if rule == "hoeffding":
-        return float(RANGE * np.sqrt(np.log(2 / alpha) / (2 * n)))
+        return float(span * np.sqrt(np.log(2 / alpha) / (2 * n)))
     if rule == "bernstein":
         log = np.log(4 / alpha)
-        return float(np.sqrt(2 * variance * log / n) + 7 * RANGE * log / (3 * (n - 1)))
+        return float(np.sqrt(2 * variance * log / n) + 7 * span * log / (3 * (n - 1)))
     return float(stats.norm.ppf(1 - alpha / 2) * np.sqrt(variance / n))
 
 
