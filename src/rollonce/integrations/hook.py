@@ -1,0 +1,387 @@
+"""The one piece that every trainer's adapter calls: a step's prompts and rewards in, advantages out, history kept.
+
+    hook = AdvantageHook("baseline.json")
+    result = hook.advantages(prompts, rewards)      # training step: predicts, then lets the rows join the history
+    hook.state_dict()                               # goes into the trainer's checkpoint
+
+Shapes: ``_N`` rows as the trainer has them, ``_R`` rollouts.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import Baseline, Batch, FlashReinforce, LeaveOneOut, LinearSmoother
+from rollonce.baselines.base import features_of
+from rollonce.baselines.plain import scale_by_std as over_std
+from rollonce.component import Component, from_config, registered_types
+from rollonce.errors import InputError
+from rollonce.integrations.rows import RolloutReward, Rows, columns_needed, make_rows, prompt_text, reads_prompts
+from rollonce.kernels.base import BoolArray
+from rollonce.rollouts import FloatArray, Tasks
+
+STATE_VERSION = 1
+
+
+class AdvantageWarning(UserWarning):
+    """Training goes on, but does not do what was probably meant."""
+
+
+class AdvantageResult(NamedTuple):
+    """A step's advantages, a number a row of the trainer's batch; 0 for rows that were dropped.
+
+    Attributes:
+        advantages_N: ``r - b``, scaled or whitened where asked for (N,) float64.
+        baseline_N: ``b`` (N,).
+        loo_mean_N: What the plain leave-one-out mean of the same rollouts would have been, for comparison; in history mode the
+            running mean of past rewards (N,).
+        used_prior_N: Rows that had nothing to go by and got the declared prior, or the running mean in history mode (N,) bool.
+        rows: The rollouts behind the rows.
+        metrics: Numbers worth logging, by name.
+    """
+
+    advantages_N: FloatArray
+    baseline_N: FloatArray
+    loo_mean_N: FloatArray
+    used_prior_N: BoolArray
+    rows: Rows
+    metrics: dict[str, float]
+
+
+class AdvantageHook:
+    """A baseline inside a trainer. The baseline given is copied; ``hook.baseline`` is the one that learns.
+
+    Args:
+        baseline: A fitted baseline, or the file that ``rollonce tune`` or `Baseline.save` wrote.
+        whiten: Subtract the mean of the step's advantages and divide by their deviation. Off: both read the own reward.
+        scale_by_std: Divide by the deviation of the step's rewards; zeros where all are equal. Off, for the same reason.
+        history_mode: For trainers that score before the batch is complete. Each rollout is judged from past rollouts alone; where the
+            baseline has none to go by, by the running mean of past rewards, and the very first by 0.
+        history_window: Rows of history for smoothers that have no window of their own, in history mode.
+        step_rows: In history mode, how many rollouts make a step, after which they join the history together.
+        group_size: Rollouts of a task in a batch; None where it varies. At 1 a task that repeats is warned of, and a baseline that
+            needs groups refused.
+        warn_after: Steps without any effect of the kernel after which that is warned of.
+        warn: Whether to warn at all; an adapter says so on one rank only.
+
+    Raises:
+        InputError: if the file is no baseline file, or the baseline cannot do what is asked.
+    """
+
+    def __init__(
+        self,
+        baseline: Baseline | str | os.PathLike[str],
+        *,
+        whiten: bool = False,
+        scale_by_std: bool = False,
+        history_mode: bool = False,
+        history_window: int = 512,
+        step_rows: int = 32,
+        group_size: int | None = 1,
+        warn_after: int = 20,
+        warn: bool = True,
+    ) -> None:
+        self.baseline = copy.deepcopy(baseline) if isinstance(baseline, Baseline) else Baseline.load(baseline)
+        self.whiten, self.scale_by_std, self.history_mode = whiten, scale_by_std, history_mode
+        self.group_size, self.step_rows, self.warn_after, self.warn = group_size, step_rows, warn_after, warn
+        label, tags = self.baseline.label, self.baseline.tags
+        if whiten and scale_by_std:
+            raise InputError("whiten and scale_by_std both divide by a deviation; ask for one of them")
+        if tags.needs_groups and group_size == 1:
+            raise InputError(
+                f"{label} needs several rollouts of a task in a batch; set the trainer's group size above 1 and pass group_size"
+            )
+        if history_mode and (tags.needs_groups or tags.self_inclusive):
+            raise InputError(f"{label} is a mean of the batch itself and this trainer never shows the batch; take a baseline with history")
+        if step_rows < 1 or history_window < 1 or warn_after < 1:
+            raise InputError("step_rows, history_window and warn_after must be at least 1")
+        if history_mode:
+            _give_window(self.baseline, history_window)
+        self._fitted = _was_fitted(self.baseline)
+        self._pending: list[Batch] = []
+        self._past = (0, 0.0)  # rewards observed: how many, and their sum
+        self._steps = self._idle_steps = 0
+        self._warned: set[str] = set()
+
+    @property
+    def columns_needed(self) -> list[str]:
+        """The dataset columns that the baseline reads; pass these."""
+        return columns_needed(self.baseline)
+
+    @property
+    def steps(self) -> int:
+        """Training steps observed."""
+        return self._steps
+
+    def fit(self, prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, again: bool = False) -> bool:
+        """Fit a baseline that was never fitted (vocabulary, scales) on prompts, say those of the training set; no rewards.
+
+        Args:
+            prompts: Texts or chat messages.
+            columns: Those of `columns_needed`.
+            again: Also where the baseline brings a fit of its own.
+
+        Returns:
+            Whether it was fitted now.
+        """
+        if self._fitted and not again:
+            return False
+        self.baseline.fit(Tasks([prompt_text(p) for p in prompts], None, columns))
+        self._fitted = True
+        return True
+
+    def advantages(
+        self,
+        prompts: Sequence[Any] | None,
+        rewards: Sequence[float | None] | FloatArray,
+        *,
+        task_ids: Sequence[Any] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        keep: Sequence[bool] | BoolArray | None = None,
+        rollout_ids: Sequence[Any] | None = None,
+        rollout_reward: RolloutReward = "same",
+        ungraded: Literal["refuse", "drop"] = "refuse",
+        training: bool = True,
+    ) -> AdvantageResult:
+        """Advantages of one step's rollouts; afterwards they join the history.
+
+        Args:
+            prompts, rewards, task_ids, columns, keep, rollout_ids, rollout_reward, ungraded: See `rollonce.integrations.rows.make_rows`.
+            training: False judges without learning anything: evaluation, logging, a trial call.
+
+        Raises:
+            InputError: as `make_rows`; if the baseline needs a fit and has none; if it reads prompts that the trainer does not give.
+        """
+        if prompts is None and reads_prompts(self.baseline):
+            raise InputError(
+                f"{self.baseline.label} reads the prompts, which this trainer's hook does not have; use one that does not (loo)"
+            )
+        rows = make_rows(
+            prompts,
+            rewards,
+            task_ids=task_ids,
+            columns=columns,
+            keep=keep,
+            rollout_ids=rollout_ids,
+            rollout_reward=rollout_reward,
+            ungraded=ungraded,
+        )
+        batch = rows.batch
+        b_R, a_R, prior_R = self._judge(batch)
+        loo_R = np.full(len(batch), self._past_mean()) if self.history_mode else LeaveOneOut().predict(batch)
+        if self.scale_by_std:
+            a_R = over_std(a_R, batch.rewards_B)
+        elif self.whiten and len(a_R):
+            a_R = over_std(a_R - a_R.mean(), a_R)
+        metrics = _metrics(batch, b_R, loo_R, prior_R, int((~rows.kept_N).sum()))
+        if training and len(batch):
+            self._notice(batch, b_R, loo_R, has_tasks=prompts is not None or task_ids is not None)
+            self._observe(batch)
+        return AdvantageResult(
+            rows.spread(a_R), rows.spread(b_R), rows.spread(loo_R), rows.spread(prior_R.astype(np.float64)) > 0, rows, metrics
+        )
+
+    def _judge(self, batch: Batch) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """b, r - b (with the baseline's own scaling) and where the prior was used, each (R,)."""
+        if self.history_mode:
+            b_R, prior_R = self._judge_from_the_past(batch)
+            return b_R, batch.rewards_B - b_R, prior_R
+        b_R = self.baseline.predict(batch)
+        used = self.baseline.used_prior_B
+        prior_R = np.zeros(len(batch), dtype=bool) if used is None else np.asarray(used, dtype=bool)
+        own_scaling = type(self.baseline).advantages is not Baseline.advantages
+        return b_R, self.baseline.advantages(batch) if own_scaling else batch.rewards_B - b_R, prior_R
+
+    def _judge_from_the_past(self, batch: Batch) -> tuple[FloatArray, BoolArray]:
+        """Each rollout as a batch of its own, so that nothing else of this step is seen; rollouts of a task are alike to the past."""
+        b_R, prior_R = np.empty(len(batch)), np.zeros(len(batch), dtype=bool)
+        known: dict[Any, int] = {}
+        names = batch.tasks.column_names
+        columns = [batch.tasks.column(c) for c in names]
+        for i, prompt in enumerate(batch.tasks.prompts):
+            first = known.setdefault((prompt, str(batch.tasks.task_ids[i]), *(str(c[i]) for c in columns)), i)
+            if first != i:
+                b_R[i], prior_R[i] = b_R[first], prior_R[first]
+                continue
+            alone = Batch(batch.tasks.take([i]).detached(), np.zeros(1))
+            b_R[i] = self.baseline.predict(alone)[0]
+            prior_R[i] = self.baseline.used_prior_B is not None and bool(self.baseline.used_prior_B[0])
+            if prior_R[i]:
+                b_R[i] = self._past_mean()
+        return b_R, prior_R
+
+    def _past_mean(self) -> float:
+        n, total = self._past
+        return total / n if n else 0.0
+
+    def _observe(self, batch: Batch) -> None:
+        self._past = (self._past[0] + len(batch), self._past[1] + float(batch.rewards_B.sum()))
+        self._steps += 1
+        if not self.history_mode:
+            self.baseline.observe(batch)
+            return
+        self._pending.append(batch)
+        if sum(map(len, self._pending)) >= self.step_rows:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """History mode: let the rollouts that wait join the history now, for trainers that know when a step ends."""
+        if self._pending:
+            self.baseline.observe(_concat(self._pending))
+            self._pending = []
+
+    # ------------------------------------------------------------------ what is probably not meant
+
+    def _notice(self, batch: Batch, b_R: FloatArray, loo_R: FloatArray, has_tasks: bool) -> None:
+        rewards, size = batch.rewards_B, max(1.0, float(np.abs(batch.rewards_B).max()))
+        constant = bool(np.ptp(rewards) <= 1e-12 * size)
+        if len(batch) > 1 and constant and not self.history_mode:
+            self._say(
+                "constant",
+                f"all {len(batch)} rewards of this step are {rewards[0]:g}: there is nothing to learn from it. Tasks too easy or too hard, "
+                "or a reward function that fails silently",
+            )
+        if self.group_size == 1 and has_tasks:
+            ids, counts = np.unique([str(t) for t in batch.tasks.task_ids], return_counts=True)
+            if counts.max() > 1:
+                k = int(counts.argmax())
+                prompt = batch.tasks.prompts[[str(t) for t in batch.tasks.task_ids].index(str(ids[k]))]
+                self._say(
+                    "repeat",
+                    f"task {str(ids[k])!r} ({prompt[:60]!r}) comes {counts[k]} times in a step meant to have one rollout a task: check the "
+                    "sampler and the data set for duplicates, or pass group_size",
+                )
+        if isinstance(self.baseline, LeaveOneOut | FlashReinforce) or (constant and not self.history_mode):
+            return
+        plain = [loo_R] if not self.history_mode else []
+        if isinstance(self.baseline, LinearSmoother) and self.baseline.window and len(self.baseline.history):
+            windowed = LeaveOneOut(window=self.baseline.window, decay=self.baseline.decay)
+            seen = batch if not self.history_mode else Batch(batch.tasks.take([0]).detached(), np.zeros(1))
+            plain.append(windowed.predict(seen, self.baseline.history))
+        idle = any(bool((np.abs(b_R - other) <= 1e-9 * size).all()) for other in plain)
+        self._idle_steps = self._idle_steps + 1 if idle else 0
+        if self._idle_steps >= self.warn_after:
+            self._say(
+                "idle",
+                f"for {self._idle_steps} steps {self.baseline.label} has been nothing but the leave-one-out mean: its features do not tell "
+                "these tasks apart, or it has not seen enough yet. rollonce watch shows whether another would",
+            )
+
+    def _say(self, kind: str, message: str) -> None:
+        if self.warn and kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, AdvantageWarning, stacklevel=4)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything learned so far as plain JSON: the baseline's fit and history, rows that wait, running mean, counters."""
+        return {
+            "version": STATE_VERSION,
+            "config": self.baseline.config(),
+            "baseline": self.baseline.state_dict(),
+            "pending": [_batch_state(b) for b in self._pending],
+            "past": list(self._past),
+            "steps": self._steps,
+            "idle_steps": self._idle_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` left off.
+
+        Raises:
+            InputError: if it was another version's, or another baseline's.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise InputError(f"advantage state of version {state.get('version')!r}; this rollonce reads version {STATE_VERSION}")
+        if state["config"] != json.loads(json.dumps(self.baseline.config())):
+            raise InputError(
+                f"the checkpoint's history is of another baseline ({state['config'].get('type')!r}, or other settings of it) than "
+                f"{self.baseline.label}; resume with the one that it was trained with"
+            )
+        self.baseline.load_state_dict(dict(state["baseline"]))
+        self._fitted = _was_fitted(self.baseline)
+        self._pending = [
+            Batch(Tasks(b["prompts"], b["task_ids"], b["columns"]), np.asarray(b["rewards"], np.float64)) for b in state["pending"]
+        ]
+        self._past = (int(state["past"][0]), float(state["past"][1]))
+        self._steps, self._idle_steps = int(state["steps"]), int(state["idle_steps"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict` as one JSON file, atomically."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(self.state_dict(), allow_nan=False), encoding="ascii")
+        os.replace(part, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: if there is no such file, or it is not one of ours.
+        """
+        try:
+            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            self.load_state_dict(state)
+        except FileNotFoundError:
+            raise InputError("no history to resume from: the checkpoint was not written by this trainer", file=path) from None
+        except InputError as e:
+            raise InputError(e.message, file=path) from None
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
+            raise InputError(f"a damaged advantage state ({type(e).__name__}: {e})", file=path) from None
+
+
+def _metrics(batch: Batch, b_R: FloatArray, loo_R: FloatArray, prior_R: BoolArray, dropped: int) -> dict[str, float]:
+    """Of the rollouts that count. The two mean squares are those of unscaled advantages: their ratio ranks the baseline against LOO."""
+    out = {"rows": float(len(batch)), "rows_dropped": float(dropped)}
+    if len(batch):
+        out |= {
+            "reward": float(batch.rewards_B.mean()),
+            "baseline": float(b_R.mean()),
+            "baseline_std": float(b_R.std()),
+            "prior_share": float(prior_R.mean()),
+            "squared_advantage": float(((batch.rewards_B - b_R) ** 2).mean()),
+            "squared_advantage_loo": float(((batch.rewards_B - loo_R) ** 2).mean()),
+        }
+    return out
+
+
+def _was_fitted(baseline: Baseline) -> bool:
+    """Whether there is nothing to fit, or its state differs from that of one just made from its settings."""
+    if not features_of(baseline) or registered_types().get(baseline.type) is not type(baseline):
+        return True
+    return baseline.state_dict() != from_config(baseline.config()).state_dict()
+
+
+def _give_window(component: Component, window: int) -> None:
+    """A window for every smoother that has none: without one it would see nothing in history mode."""
+    children = component.children().values()
+    for child in children:
+        _give_window(child, window)
+    if isinstance(component, LinearSmoother) and component.window == 0:
+        component.window = max([c.window for c in children if isinstance(c, LinearSmoother)], default=window)
+
+
+def _concat(batches: Sequence[Batch]) -> Batch:
+    tasks = batches[0].tasks
+    for b in batches[1:]:
+        tasks = Tasks.concat(tasks, b.tasks)
+    return Batch(tasks, np.concatenate([b.rewards_B for b in batches]))
+
+
+def _batch_state(batch: Batch) -> dict[str, Any]:
+    return {
+        "prompts": batch.tasks.prompts,
+        "task_ids": [str(t) for t in batch.tasks.task_ids],
+        "columns": {c: batch.tasks.column(c).tolist() for c in batch.tasks.column_names},
+        "rewards": batch.rewards_B.tolist(),
+    }

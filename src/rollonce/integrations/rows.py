@@ -1,0 +1,259 @@
+"""A trainer's batch as rows that a baseline can judge, the same way for every trainer.
+
+Shapes: ``_N`` rows as the trainer has them, padding and turns included; ``_R`` rollouts, one row each, in order of appearance.
+
+What trainers disagree about is settled here once: padding rows go; several rows of one rollout (turns, segments, forks) count as one;
+prompts given as chat messages become text; a task has an id that is the same on every rank and after a restart; rows of several ranks
+are put in one order; a missing reward is named, not averaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import Baseline, Batch
+from rollonce.baselines.base import features_of
+from rollonce.component import Component
+from rollonce.errors import InputError
+from rollonce.features.column import CategoryColumn, NumberColumn
+from rollonce.kernels.base import BoolArray
+from rollonce.rollouts import FloatArray, IntArray, Tasks, normalise_prompt, render_messages
+
+Prompt = str | Sequence[Mapping[str, Any]]
+RolloutReward = Literal["same", "first", "last", "sum"]
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as text: a string as it is, chat messages as `rollonce.rollouts.render_messages` writes them.
+
+    Raises:
+        InputError: for anything else, a tensor of tokens above all: decode it first.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, np.ndarray) and prompt.dtype == object:
+        prompt = prompt.tolist()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        return render_messages(prompt)
+    raise InputError(f"a prompt must be text or a list of chat messages, not {type(prompt).__name__}; decode token ids before")
+
+
+def stable_task_id(prompt: str) -> str:
+    """An id that depends on the normalised prompt alone: 16 hexadecimal digits, the same on every rank, in every run."""
+    return hashlib.blake2b(normalise_prompt(prompt).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def columns_needed(baseline: Component) -> list[str]:
+    """Names of the declared columns that a baseline's features read; an adapter passes these on and no others."""
+    return sorted({f.name for f in features_of(baseline) if isinstance(f, NumberColumn | CategoryColumn)})
+
+
+def reads_prompts(baseline: Baseline) -> bool:
+    """Whether its numbers depend on the prompts; if not, a trainer without prompts at its hook can use it."""
+    return bool(features_of(baseline)) or baseline.tags.needs_repeats
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rollouts of a step, one row each, and where each came from.
+
+    Attributes:
+        batch: The R rollouts, in order of first appearance among the rows.
+        rollout_N: Position in ``batch`` of each of the trainer's N rows; -1 for a row that was dropped (padding, ungraded).
+    """
+
+    batch: Batch
+    rollout_N: IntArray
+
+    @property
+    def kept_N(self) -> BoolArray:
+        """False for the rows that were dropped (N,)."""
+        return self.rollout_N >= 0
+
+    def spread(self, values_R: FloatArray) -> FloatArray:
+        """A number a rollout as a number a row (N,): every row of a rollout gets its number, a dropped one 0."""
+        out = np.zeros(len(self.rollout_N))
+        out[self.kept_N] = values_R[self.rollout_N[self.kept_N]]
+        return out
+
+
+def make_rows(
+    prompts: Sequence[Any] | None,
+    rewards: Sequence[float | None] | FloatArray,
+    *,
+    task_ids: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    keep: Sequence[bool] | BoolArray | None = None,
+    rollout_ids: Sequence[Any] | None = None,
+    rollout_reward: RolloutReward = "same",
+    ungraded: Literal["refuse", "drop"] = "refuse",
+) -> Rows:
+    """Rows from what a trainer holds at its hook, N of each.
+
+    Args:
+        prompts: Texts or lists of chat messages, as they were *before* the rollout. Of several rows of a rollout the first one's is
+            used: a later turn's holds what the policy wrote. None where the trainer has none; each row is then a task of its own,
+            unless ``task_ids`` are given.
+        rewards: Numbers; None and NaN are ungraded.
+        task_ids: Ids of the tasks; rows with equal ids form a group. By default made from the prompt (`stable_task_id`).
+        columns: Declared columns known before the rollout.
+        keep: False for rows that stand for nothing (padding, rejected): they get advantage 0 and shift nobody.
+        rollout_ids: Equal for rows of one rollout; None makes every row one.
+        rollout_reward: What a rollout of several rows is worth: their common reward (``same``; refused where they differ), the
+            ``first`` or ``last`` row's, or their ``sum``.
+        ungraded: What to do with a rollout without a reward: ``refuse`` it, or ``drop`` it as if it were padding.
+
+    Raises:
+        InputError: naming the row, where lengths differ, a reward is missing or infinite, or rows of a rollout disagree.
+    """
+    n = len(rewards)
+    for name, given in {"prompts": prompts, "task_ids": task_ids, "keep": keep, "rollout_ids": rollout_ids, **(columns or {})}.items():
+        if given is not None and len(given) != n:
+            raise InputError(f"{n} rewards but {len(given)} {name}: every row of the trainer's batch needs one of each")
+    rewards_N = np.array([np.nan if r is None else float(r) for r in rewards], dtype=np.float64)
+    kept = np.ones(n, dtype=bool) if keep is None else np.array([bool(k) for k in keep])
+    rollout_of: dict[Any, list[int]] = {}
+    for i in np.flatnonzero(kept).tolist():
+        rollout_of.setdefault(i if rollout_ids is None else _key(rollout_ids[i]), []).append(i)
+    first_R, rewards_R, rollout_N = [], [], np.full(n, -1, dtype=np.int64)
+    for rollout, rows in rollout_of.items():
+        reward = _reward_of(rewards_N[rows], rows, rollout, rollout_reward)
+        if np.isnan(reward) and ungraded == "drop":
+            continue
+        if not np.isfinite(reward):
+            raise InputError(
+                f"row {rows[0]} has reward {reward} ({'no reward function graded it' if np.isnan(reward) else 'not finite'}); "
+                "grade it, or leave it out (keep=False): a baseline can neither use nor judge it"
+            )
+        rollout_N[rows] = len(first_R)
+        first_R.append(rows[0])
+        rewards_R.append(reward)
+    texts = ["" if prompts is None else prompt_text(prompts[i]) for i in first_R]
+    if task_ids is not None:
+        ids = [str(task_ids[i]) for i in first_R]
+    else:
+        ids = [f"row {i}" for i in first_R] if prompts is None else [stable_task_id(t) for t in texts]
+    chosen = {name: [values[i] for i in first_R] for name, values in (columns or {}).items()}
+    return Rows(Batch(Tasks(texts, ids, chosen), np.array(rewards_R, dtype=np.float64)), rollout_N)
+
+
+def _key(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _reward_of(rewards: FloatArray, rows: list[int], rollout: Any, rule: RolloutReward) -> float:
+    if len(rewards) == 1:
+        return float(rewards[0])
+    if rule == "same":
+        if not (np.isnan(rewards).all() or (rewards == rewards[0]).all()):
+            raise InputError(
+                f"rows {rows} belong to one rollout ({rollout!r}) but have rewards {rewards.tolist()}; "
+                "say which counts: rollout_reward='last', 'first' or 'sum'"
+            )
+        return float(rewards[0])
+    if rule in ("first", "last"):
+        return float(rewards[0 if rule == "first" else -1])
+    if rule == "sum":
+        return float(rewards.sum())
+    raise InputError(f"rollout_reward must be same, first, last or sum, not {rule!r}")
+
+
+class World(NamedTuple):
+    """The rows of all ranks, rank by rank, and where this rank's own lie among them.
+
+    Attributes:
+        fields: Every field that was given, the ranks' lists end to end.
+        mine: Slice of this rank's rows.
+    """
+
+    fields: dict[str, list[Any] | None]
+    mine: slice
+
+
+def gather_rows(fields: Mapping[str, Sequence[Any] | None], gather: Callable[[Any], Sequence[Any]], rank: int) -> World:
+    """The rows of the whole world in one order, so that every rank computes the same numbers and takes its own slice.
+
+    Args:
+        fields: This rank's columns by name (prompts, rewards, keep ...), equally long; None for one that it does not have.
+        gather: Takes an object, gives the objects of all ranks in the order of ranks, as ``torch.distributed.all_gather_object``
+            leaves in its list. Ranks may hold different numbers of rows, none included.
+        rank: This process's.
+
+    >>> other = {"prompts": ["c"], "rewards": [0.0]}
+    >>> world = gather_rows({"prompts": ["a", "b"], "rewards": [1.0, 0.0]}, lambda mine: [other, mine], rank=1)
+    >>> world.fields["rewards"], world.mine
+    ([0.0, 1.0, 0.0], slice(1, 3, None))
+    """
+    own = {name: None if values is None else list(values) for name, values in fields.items()}
+    everyone = list(gather(own))
+    sizes = [max((len(v) for v in other.values() if v is not None), default=0) for other in everyone]
+    if not 0 <= rank < len(everyone):
+        raise InputError(f"rank {rank} of a world of {len(everyone)}: gather must give one object a rank, in order")
+    joined: dict[str, list[Any] | None] = {}
+    for name in own:
+        parts = [other.get(name) for other in everyone]
+        filled = [p for p, size in zip(parts, sizes, strict=True) if size]
+        if any(p is None for p in filled) and any(p is not None for p in filled):
+            raise InputError(f"some ranks have {name} and some have not; every rank must pass the same fields")
+        joined[name] = None if any(p is None for p in filled) else [v for p in filled if p is not None for v in p]
+    start = sum(sizes[:rank])
+    return World(joined, slice(start, start + sizes[rank]))
+
+
+class Rule(NamedTuple):
+    """A setting of a trainer with which the advantages would be wrong.
+
+    Attributes:
+        setting: Its name, dotted where nested (``algorithm.norm_adv_by_std_in_grpo``).
+        breaks: Whether a value of it breaks; True stands for "any value that counts as true".
+        why: What would happen.
+        fix: What to set instead.
+    """
+
+    setting: str
+    breaks: Callable[[Any], bool] | Literal[True]
+    why: str
+    fix: str
+
+
+_ABSENT = object()
+
+
+def setting_of(settings: Any, name: str, default: Any = None) -> Any:
+    """A dotted setting of nested mappings or objects (argparse, dataclasses, OmegaConf); ``default`` where there is none."""
+    value = settings
+    for part in name.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(part, _ABSENT)
+        else:
+            value = getattr(value, part, _ABSENT)
+        if value is _ABSENT or value is None:
+            return default
+    return value
+
+
+def refuse(settings: Any, rules: Iterable[Rule], trainer: str) -> None:
+    """Stop before the first step where a setting would spoil the advantages afterwards.
+
+    Args:
+        settings: The trainer's settings: mappings or objects, nested as they come. A setting that is not there breaks nothing.
+        rules: What to look at.
+        trainer: Its name, for the message.
+
+    Raises:
+        InputError: naming every such setting with its value, what it would do and the fix.
+    """
+    wrong = []
+    for rule in rules:
+        value = setting_of(settings, rule.setting, _ABSENT)
+        if value is _ABSENT:
+            continue
+        if bool(value) if rule.breaks is True else rule.breaks(value):
+            wrong.append(f"{rule.setting}={value!r} {rule.why}: {rule.fix}")
+    if wrong:
+        raise InputError(f"{trainer} cannot run with this baseline as it is set. " + "; ".join(wrong))

@@ -1,0 +1,144 @@
+"""Padding, turns, ids, ranks and settings: what every adapter leaves to the shared piece."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollonce.baselines import KernelBaseline, LeaveOneOut, Tracker, family_mean
+from rollonce.errors import InputError
+from rollonce.integrations import Rule, gather_rows, make_rows, prompt_text, refuse, setting_of, stable_task_id
+from rollonce.integrations.rows import columns_needed, reads_prompts
+
+HEAVY = [
+    "torch",
+    "trl",
+    "verl",
+    "skyrl",
+    "openrlhf",
+    "ray",
+    "tinker",
+    "tinker_cookbook",
+    "transformers",
+    "sklearn",
+    "numba",
+    "scipy",
+    "slime",
+]
+
+
+def modules():
+    import rollonce.integrations
+
+    return sorted(
+        f"rollonce.integrations.{p.stem}" for p in Path(rollonce.integrations.__file__).parent.glob("*.py") if p.stem != "__init__"
+    )
+
+
+def test_importing_every_integration_loads_no_trainer():
+    code = f"import sys, importlib; [importlib.import_module(m) for m in {modules()!r}]; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_padding_goes_and_turns_of_a_rollout_count_once():
+    rows = make_rows(
+        ["p", "q", "q and what was said", "r", "pad"],
+        [1.0, 0.5, 0.5, 0.0, 9.0],
+        keep=[True, True, True, True, False],
+        rollout_ids=["a", "b", "b", "c", "a"],
+    )
+    assert rows.batch.tasks.prompts == ["p", "q", "r"], "a rollout's prompt is its first row's, before the policy wrote anything"
+    assert rows.batch.rewards_B.tolist() == [1.0, 0.5, 0.0]
+    assert rows.rollout_N.tolist() == [0, 1, 1, 2, -1]
+    assert rows.kept_N.tolist() == [True, True, True, True, False]
+    assert rows.spread(np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 2.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize(("rule", "want"), [("first", 0.25), ("last", 1.0), ("sum", 1.25)])
+def test_rewards_that_differ_between_the_turns_of_a_rollout(rule, want):
+    given = {"prompts": ["p", "p p", "q"], "rewards": [0.25, 1.0, 0.0], "rollout_ids": [7, 7, 8]}
+    assert make_rows(**given, rollout_reward=rule).batch.rewards_B.tolist() == [want, 0.0]
+    with pytest.raises(InputError, match=r"rows \[0, 1\] belong to one rollout \(7\).*rollout_reward='last'"):
+        make_rows(**given)
+
+
+def test_a_rollout_without_a_reward_is_named_or_dropped():
+    for missing in (None, float("nan")):
+        with pytest.raises(InputError, match=r"row 1 has reward nan .*no reward function graded it"):
+            make_rows(["a", "b"], [1.0, missing])
+        rows = make_rows(["a", "b", "c"], [1.0, missing, 0.0], ungraded="drop")
+        assert rows.batch.tasks.prompts == ["a", "c"]
+        assert rows.rollout_N.tolist() == [0, -1, 1]
+    with pytest.raises(InputError, match=r"row 0 has reward inf .*not finite"):
+        make_rows(["a"], [float("inf")], ungraded="drop")
+
+
+def test_lengths_that_differ_are_named():
+    with pytest.raises(InputError, match="2 rewards but 3 prompts"):
+        make_rows(["a", "b", "c"], [1.0, 0.0])
+    with pytest.raises(InputError, match="2 rewards but 1 family"):
+        make_rows(["a", "b"], [1.0, 0.0], columns={"family": ["x"]})
+
+
+def test_ids_follow_the_normalised_prompt_alone():
+    a, b, c = stable_task_id("What  is 2+2?\n"), stable_task_id("what is 2+2?"), stable_task_id("what is 2+3?")
+    assert a == b != c
+    # blake2b-64 of "what is 2+2?": the id must never change, or a resumed run would not know its own tasks
+    import hashlib
+
+    assert a == hashlib.blake2b(b"what is 2+2?", digest_size=8).hexdigest()
+    assert make_rows([[{"role": "user", "content": "what is 2+2?"}], "What is 2+2?"], [0, 1]).batch.tasks.task_ids.tolist() == [a, a]
+    assert make_rows(["x", "x"], [0, 1], task_ids=[3, 4]).batch.tasks.task_ids.tolist() == ["3", "4"]
+    assert make_rows(None, [0, 1]).batch.tasks.task_ids.tolist() == ["row 0", "row 1"]
+
+
+def test_prompts_as_messages_and_what_is_no_prompt():
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert prompt_text(chat) == "system: be brief\n\nuser: hello"
+    assert prompt_text(np.array(chat, dtype=object)) == prompt_text(chat)
+    with pytest.raises(InputError, match="not int"):
+        prompt_text(5)
+    with pytest.raises(InputError, match="messages with 'role'"):
+        prompt_text([1, 2, 3])
+
+
+def test_what_a_baseline_reads():
+    assert columns_needed(family_mean("source")) == ["source"]
+    assert columns_needed(KernelBaseline()) == []
+    assert reads_prompts(KernelBaseline())
+    assert reads_prompts(Tracker()), "a tracker knows a task by its prompt"
+    assert not reads_prompts(LeaveOneOut())
+
+
+def test_ranks_of_unequal_size_come_in_one_order():
+    mine = [{"rewards": [1.0, 2.0], "keep": None}, {"rewards": [], "keep": None}, {"rewards": [3.0], "keep": None}]
+    slices = []
+    for rank in range(3):
+        world = gather_rows(mine[rank], lambda _: mine, rank)
+        assert world.fields == {"rewards": [1.0, 2.0, 3.0], "keep": None}
+        slices.append(world.fields["rewards"][world.mine])
+    assert slices == [[1.0, 2.0], [], [3.0]]
+    with pytest.raises(InputError, match="some ranks have keep"):
+        gather_rows(mine[0], lambda _: [mine[0], {"rewards": [1.0], "keep": [True]}], 0)
+    with pytest.raises(InputError, match="rank 2 of a world of 1"):
+        gather_rows(mine[0], lambda own: [own], 2)
+
+
+def test_settings_that_break_are_all_named_with_their_fix():
+    rules = [
+        Rule("algorithm.norm", True, "divides by the deviation", "set it to false"),
+        Rule("n", lambda n: n > 1, "samples groups", "set n=1"),
+        Rule("not.there", True, "x", "y"),
+    ]
+    settings = {"algorithm": argparse.Namespace(norm=True), "n": 4}
+    with pytest.raises(InputError, match=r"toy cannot run.*algorithm\.norm=True divides.*set it to false; n=4 samples groups: set n=1"):
+        refuse(settings, rules, "toy")
+    refuse({"algorithm": argparse.Namespace(norm=False), "n": 1}, rules, "toy")
+    refuse({"algorithm": None}, rules, "toy")
+    assert setting_of(settings, "algorithm.norm") is True
+    assert setting_of(settings, "algorithm.other", "default") == "default"
