@@ -225,7 +225,12 @@ class TransformersPolicy:
     # ---- rollouts out
 
     def sample(
-        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float = 1.0, generator: torch.Generator | int | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        generator: torch.Generator | int | Sequence[int] | None = None,
     ) -> Samples:
         """One rollout a prompt, from the whole vocabulary (no top-k, no top-p).
 
@@ -235,6 +240,8 @@ class TransformersPolicy:
             temperature: What logits are divided by; 0 for greedy.
             generator: A CPU generator, or a seed; None draws a seed from torch's global state. B x max_new_tokens numbers are taken from
                 it whatever the rollouts turn out to be, so the state after a call is known and a resumed run goes on alike.
+                A sequence of B seeds gives each rollout its own: then it does not depend on which others are asked for with it, but for
+                the rounding of a forward pass over another batch.
 
         Raises:
             InputError: no prompts, an empty one, a limit below 1 or a negative temperature.
@@ -249,7 +256,13 @@ class TransformersPolicy:
                 generator = int(torch.randint(2**62, ()))
             if isinstance(generator, int):
                 generator = torch.Generator().manual_seed(generator)
-            uniform_BT = torch.rand((len(prompts), max_new_tokens), generator=generator, dtype=torch.float64)
+            if isinstance(generator, Sequence):
+                if len(generator) != len(prompts):
+                    raise InputError(f"{len(prompts)} prompts, but {len(generator)} seeds")
+                each = [torch.Generator().manual_seed(seed) for seed in generator]
+                uniform_BT = torch.stack([torch.rand(max_new_tokens, generator=g, dtype=torch.float64) for g in each])
+            else:
+                uniform_BT = torch.rand((len(prompts), max_new_tokens), generator=generator, dtype=torch.float64)
         rows = self.sample_rows or len(prompts)
         parts = []
         for start in range(0, len(prompts), rows):
