@@ -1,0 +1,161 @@
+"""The verdict: paired Hoeffding as registered, simultaneous over criteria. What stands beside it decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from rollonce.errors import InputError
+from rollonce.experiments.intervals import Interval, McNemar, betting, empirical_bernstein, hoeffding, mcnemar
+from rollonce.experiments.spec import Criterion, DecisionRule, span
+from rollonce.rollouts import FloatArray
+from rollonce.tuning.power import half_width
+
+Verdict = Literal["validated", "failed", "inconclusive"]
+CAVEAT = (
+    "The interval is over evaluation items, conditional on these checkpoints: one seed an arm. It says nothing of how much another seed "
+    "of the same arm would differ."
+)
+
+
+class CriterionResult(NamedTuple):
+    """One criterion.
+
+    Attributes:
+        id, margin: As registered.
+        alpha: Its share of the rule's alpha (Bonferroni).
+        n: Items.
+        means: Metric's mean by weight key.
+        hoeffding: The interval that decides.
+        bernstein, betting: Beside it: valid, tighter, not deciding.
+        mcnemar: Beside it, for two arms graded 0/1; None else.
+        verdict: Of this criterion.
+        sentence: In words, with what would have been needed.
+    """
+
+    id: str
+    margin: float
+    alpha: float
+    n: int
+    means: dict[str, float]
+    hoeffding: Interval
+    bernstein: Interval
+    betting: Interval
+    mcnemar: McNemar | None
+    verdict: Verdict
+    sentence: str
+
+
+class Decision(NamedTuple):
+    """The verdict over all criteria: validated if all are, failed if any is, else inconclusive."""
+
+    verdict: Verdict
+    sentence: str
+    criteria: list[CriterionResult]
+    caveat: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        criteria = []
+        for c in self.criteria:
+            row = c._asdict()
+            for key in ("hoeffding", "bernstein", "betting", "mcnemar"):
+                row[key] = None if row[key] is None else row[key]._asdict()
+            criteria.append(row)
+        return {"verdict": self.verdict, "sentence": self.sentence, "criteria": criteria, "caveat": self.caveat}
+
+
+def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
+    """Apply the rule.
+
+    Args:
+        rule: As registered.
+        grades: The metric of each item, by the weights' keys, items in one order (n,).
+
+    Raises:
+        InputError: arms graded on different numbers of items, or a grade outside the registered bounds.
+    """
+    alpha = rule.alpha / len(rule.criteria)
+    found = [_criterion(c, alpha, grades) for c in rule.criteria]
+    verdicts = {c.verdict for c in found}
+    verdict: Verdict = "failed" if "failed" in verdicts else "validated" if verdicts == {"validated"} else "inconclusive"
+    sentence = found[0].sentence if len(found) == 1 else f"{verdict.capitalize()}: " + " ".join(f"[{c.id}] {c.sentence}" for c in found)
+    return Decision(verdict, sentence, found, CAVEAT)
+
+
+def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> CriterionResult:
+    used = {key: np.asarray(grades[key], dtype=np.float64) for key, weight in c.weights.items() if weight}
+    sizes = {key: len(g) for key, g in used.items()}
+    if len(set(sizes.values())) != 1:
+        raise InputError(f"a paired comparison needs the same items in every arm, but they have {sizes}")
+    for key, g in used.items():
+        bad = g[(g < c.bounds[0]) | (g > c.bounds[1]) | ~np.isfinite(g)]
+        if len(bad):
+            raise InputError(f"the criterion {c.id!r} was registered for a metric in {c.bounds}, but {key} has a grade of {bad[0]:g}")
+    d = sum((c.weights[key] * g for key, g in used.items()), np.zeros(next(iter(sizes.values()))))
+    low, high = span(c)
+    interval = hoeffding(d, low, high, alpha)
+    verdict: Verdict = "validated" if interval.low > c.margin else "failed" if interval.high < c.margin else "inconclusive"
+    pair = [key for key, w in c.weights.items() if w]
+    test = None
+    if len(pair) == 2 and all(set(np.unique(used[k])) <= {0.0, 1.0} for k in pair):
+        up, down = sorted(pair, key=lambda k: -c.weights[k])
+        test = mcnemar(used[up], used[down])
+    return CriterionResult(
+        c.id,
+        c.margin,
+        alpha,
+        len(d),
+        {key: float(g.mean()) for key, g in used.items()},
+        interval,
+        empirical_bernstein(d, low, high, alpha),
+        betting(d, low, high, alpha),
+        test,
+        verdict,
+        _sentence(verdict, c, interval, len(d), alpha, high - low),
+    )
+
+
+def _sentence(verdict: Verdict, c: Criterion, i: Interval, n: int, alpha: float, width: float) -> str:
+    said = f"a difference of {i.value:+.4f} with the {1 - alpha:.4g} interval [{i.low:+.4f}, {i.high:+.4f}] over {n} items"
+    if verdict == "validated":
+        return f"Validated: {said}, whose lower end lies above the margin {c.margin:+g}."
+    half = half_width("hoeffding", n, alpha, 0.0, span=width)
+    needed = c.margin + half
+    most = span(c)[1]
+    needs = (
+        f"an observed difference above {needed:+.4f} was needed"
+        if needed < most
+        else f"no observed difference could have passed at {n} items (it would have to exceed {needed:+.4f})"
+    )
+    if verdict == "failed":
+        return f"Failed: {said}, whose upper end lies below the margin {c.margin:+g}; {needs}."
+    more = ""
+    if i.value > c.margin:
+        items = math.floor(width**2 * math.log(2 / alpha) / (2 * (i.value - c.margin) ** 2)) + 1
+        more = f", or {items} items at the difference observed"
+    return f"Inconclusive: {said} holds the margin {c.margin:+g}; {needs}{more}."
+
+
+def power_statement(rule: DecisionRule, n: int) -> list[str]:
+    """What the design can pass, before anything is spent: a sentence a criterion."""
+    alpha = rule.alpha / len(rule.criteria)
+    out = []
+    for c in rule.criteria:
+        low, high = span(c)
+        half = half_width("hoeffding", n, alpha, 0.0, span=high - low)
+        needed = c.margin + half
+        text = f"{c.id}: {n} items, half-width {half:.4f} at alpha {alpha:.4g}; "
+        if needed >= high:
+            text += f"it can never validate (a difference above {needed:+.4f} would be needed, and {high:+g} is the largest there is)."
+        else:
+            items = math.floor(needed * n + 1e-9) + 1
+            what = "better" if needed >= 0 else "worse at most"
+            text += f"it validates only if the treatment is observed at least {100 * abs(needed):.1f} points {what} (net {items:+d} items)."
+            if c.margin < 0 <= needed:
+                text += " Being exactly as good will end inconclusive."
+        out.append(text)
+    return out

@@ -1,0 +1,96 @@
+"""``UNRESOLVED: pin ...``: resolved at run time to what is really installed, and recorded. Nothing is looked up in a network.
+
+A package is pinned by its version, the commit it was installed from where pip noted one, and a sha256 over the names and bytes of its
+installed ``.py`` files. `rollonce.reference` is pinned by the sha256 of its file, and by the commit that last changed it where it lies in
+a clean checkout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rollonce
+from rollonce.experiments.derive import Settings
+from rollonce.experiments.files import file_digest
+from rollonce.experiments.spec import LoadedSpec
+
+
+class Pins(NamedTuple):
+    """``resolved``: path of the field -> what it is pinned to. ``open``: path -> why it could not be."""
+
+    resolved: dict[str, dict[str, Any]]
+    open: dict[str, str]
+
+
+def resolve(loaded: LoadedSpec, settings: Settings) -> Pins:
+    """Pins of every unresolved field, and of the custom paths' revisions in any case."""
+    resolved: dict[str, dict[str, Any]] = {}
+    unresolved: dict[str, str] = {}
+    wanted = dict(loaded.unresolved)
+    for i in range(len(loaded.spec.correctness_preflight.paths)):
+        for key in ("baseline_revision", "reference_revision"):
+            wanted.setdefault(f"correctness_preflight.paths[{i}].{key}", "")
+    for path, text in wanted.items():
+        field = path.rpartition(".")[2]
+        if field == "reference_revision":
+            resolved[path] = reference_pin()
+        elif field == "baseline_revision" and settings.engine == "tinker":
+            pin = package_pin("tinker-cookbook")
+            if pin is None:
+                unresolved[path] = "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"
+            else:
+                resolved[path] = pin
+        elif field == "baseline_revision":
+            resolved[path] = own_pin() | {"note": "the local engine's group mean is this package's own, compared with reference.py"}
+        else:
+            unresolved[path] = f"nothing is known to pin it to ({text[:80]}): write the value into the specification"
+    return Pins(resolved, unresolved)
+
+
+def package_pin(name: str) -> dict[str, Any] | None:
+    """Version, commit if known, and hash over the installed files; None if it is not installed."""
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    files = sorted((str(f), Path(str(f.locate()))) for f in found.files or [] if str(f).endswith(".py"))
+    pin = {"package": name, "version": found.version, "sha256": _hash(files), "files": len(files)}
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return pin | ({"commit": commit} if commit else {})
+
+
+def own_pin() -> dict[str, Any]:
+    """This package: version and hash over its ``.py`` files."""
+    root = Path(rollonce.__file__).parent
+    files = sorted((str(f.relative_to(root)), f) for f in root.rglob("*.py"))
+    return {"package": "rollonce", "version": rollonce.__version__, "sha256": _hash(files), "files": len(files)}
+
+
+def reference_pin() -> dict[str, Any]:
+    """``rollonce/reference.py``: its sha256, and the commit that last changed it, if it lies in a checkout and is unchanged since."""
+    path = Path(rollonce.__file__).parent / "reference.py"
+    pin: dict[str, Any] = {"file": "rollonce/reference.py", "version": rollonce.__version__, "sha256": file_digest(path)}
+    changed = _git(path, "status", "--porcelain", "--", path.name)
+    commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
+    return pin | ({"commit": commit} if commit and changed == "" else {})
+
+
+def _hash(files: list[tuple[str, Path]]) -> str:
+    total = hashlib.sha256()
+    for name, path in files:
+        total.update(f"{name}\0{file_digest(path)}\n".encode())
+    return total.hexdigest()
+
+
+def _git(path: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], cwd=path.parent, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
