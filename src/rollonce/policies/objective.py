@@ -28,6 +28,7 @@ def policy_loss(
     *,
     n_tokens: int | None = None,
     clip: tuple[float, float] | None = None,
+    weights_BT: Tensor | None = None,
 ) -> Tensor:
     """``-mean over tokens of ratio * A``: REINFORCE when on-policy (ratio 1, which carries the gradient), PPO's surrogate with ``clip``.
 
@@ -39,6 +40,7 @@ def policy_loss(
         n_tokens: See `token_mean`.
         clip: ``(low, high)``: the ratio is clipped to [1 - low, 1 + high], pessimistically as in PPO (Schulman et al., 2017). None: no
             clipping.
+        weights_BT: A factor a token in place of ``1 / n_tokens`` (see `loss_weights`).
 
     Raises:
         InputError: advantages of another shape.
@@ -54,7 +56,36 @@ def policy_loss(
     if clip is not None:
         low, high = clip
         gain_BT = torch.minimum(gain_BT, ratio_BT.clamp(1 - low, 1 + high) * advantages_BT)
+    if weights_BT is not None:
+        return -(gain_BT * weights_BT.to(gain_BT)).sum()
     return -token_mean(gain_BT, mask_BT, n_tokens)
+
+
+def loss_weights(mask_BT: Tensor, aggregation: str = "token-mean") -> Tensor:
+    """What each response token counts in the loss (B, T), float32; they sum to 1.
+
+    Args:
+        mask_BT: True where there is a response token, of the *whole* batch.
+        aggregation: ``token-mean``: every token alike, long rollouts count more; ``sequence-mean``: every rollout alike.
+
+    Raises:
+        InputError: another aggregation.
+    """
+    mask = mask_BT.float()
+    if aggregation == "token-mean":
+        return mask / mask.sum().clamp(min=1)
+    if aggregation == "sequence-mean":
+        return mask / mask.sum(dim=1, keepdim=True).clamp(min=1) / len(mask)
+    raise InputError(f"aggregation must be 'token-mean' or 'sequence-mean', not {aggregation!r}")
+
+
+def k3_BT(log_probs_BT: Tensor, reference_BT: Tensor) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from sampled tokens: ``exp(d) - 1 - d``, d = reference - policy; never negative.
+
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    difference = reference_BT.to(log_probs_BT) - log_probs_BT
+    return torch.exp(difference) - 1 - difference
 
 
 def bernoulli_kl_BT(log_probs_BT: Tensor, old_log_probs_BT: Tensor) -> Tensor:

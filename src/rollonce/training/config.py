@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -36,9 +36,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """A table of the file: no unknown keys, no silent conversion of text to numbers."""
+    """A table of the file: no unknown keys, nothing infinite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class PolicyConfig(Section):
@@ -135,6 +138,7 @@ class TrainConfig(Section):
         checkpoint_every: Steps between checkpoints; a killed run repeats at most so many.
         kl_every: Steps between measurements of the KL to the start policy (an extra forward pass); 0 never.
         shadow: Baselines scored beside the arm's own on the same rollouts, without touching the training.
+        audit_weights: Log the largest weight of a rollout's own reward in its baseline (computes the weights once more).
         collapse_truncated, collapse_entropy, collapse_steps: The run counts as collapsed, and stops, when for so many steps in a row
             more than this share of rollouts was truncated, or entropy was below this many nats a token.
     """
@@ -152,6 +156,7 @@ class TrainConfig(Section):
     checkpoint_every: Count = 10
     kl_every: Natural = 10
     shadow: tuple[str, ...] = ("loo", "gs1_tfidf", "gs1_buckets")
+    audit_weights: bool = False
     collapse_truncated: Share = 0.95
     collapse_entropy: Annotated[float, Field(ge=0)] = 1e-4
     collapse_steps: Count = 5
@@ -328,7 +333,7 @@ class RunConfig(Section):
         return self.train.rollouts // self.arm.group_size
 
 
-def validated[S: Section](model: type[S], data: Any, where: str | Path = "the configuration") -> S:
+def validated(model: type[S], data: Any, where: str | Path = "the configuration") -> S:
     """``data`` as a ``model``.
 
     Raises:

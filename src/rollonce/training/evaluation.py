@@ -1,0 +1,87 @@
+"""Held-out evaluation: every item's reward saved, sampled and greedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollonce.tasks import Task, TaskSet, grade
+from rollonce.training.config import EvaluationConfig, RunConfig
+from rollonce.training.files import finite, write_whole
+from rollonce.training.learner import Learner
+
+_HOLDOUT, _TEST = 1, 2  # seeds of the evaluations' streams
+
+
+def family_of(task: Task) -> str:
+    """The declared family, with the level where there is one; empty where neither is declared."""
+    family, level = str(task.columns.get("family", "") or ""), str(task.columns.get("level", "") or "")
+    return f"{family}/{level}" if family and level else family or level
+
+
+def evaluate_items(
+    learner: Learner, tasks: Sequence[Task], config: RunConfig, *, split: str, mode: str, repeats: int, step: int
+) -> Iterator[dict[str, Any]]:
+    """One record a rollout: task_id, family, split, mode, repeat, reward, truncated, tokens, failure.
+
+    Greedy rollouts are one a task. The stream of samples depends on the split and the step alone, not on the run: the same luck for every
+    arm and seed.
+    """
+    stream = _HOLDOUT if split == "holdout" else _TEST
+    rows = config.evaluation.rows
+    for repeat in range(repeats if mode == "sampled" else 1):
+        for start in range(0, len(tasks), rows):
+            some = list(tasks[start : start + rows])
+            samples = learner.sample(
+                [t.prompt for t in some],
+                max_new_tokens=learner.max_new_tokens,
+                temperature=config.train.temperature if mode == "sampled" else 0.0,
+                seed=[config.tasks.seed, stream, step, repeat, start],
+            )
+            truncated = samples.truncated_B.tolist()
+            grades = grade(some, samples.texts, truncated=truncated, time_limit=config.tasks.time_limit)
+            lengths = samples.lengths_B.tolist()
+            for k, task in enumerate(some):
+                yield {
+                    "task_id": task.id,
+                    "family": family_of(task),
+                    "split": split,
+                    "mode": mode,
+                    "repeat": repeat,
+                    "reward": grades.rewards[k],
+                    "truncated": bool(truncated[k]),
+                    "tokens": int(lengths[k]),
+                    "failure": grades.failures[k],
+                }
+
+
+def evaluate(learner: Learner, holdout: TaskSet, test: TaskSet, config: RunConfig, *, step: int, final: bool) -> list[dict[str, Any]]:
+    """The hold-out, sampled; and, before and after training (``final``), the test tasks, sampled and greedily."""
+    e: EvaluationConfig = config.evaluation
+    records: list[dict[str, Any]] = []
+    if len(holdout) and e.repeats:
+        records += evaluate_items(learner, holdout, config, split="holdout", mode="sampled", repeats=e.repeats, step=step)
+    if final and len(test):
+        records += evaluate_items(learner, test, config, split="test", mode="sampled", repeats=e.test_repeats, step=step)
+        if e.greedy:
+            records += evaluate_items(learner, test, config, split="test", mode="greedy", repeats=1, step=step)
+    return records
+
+
+def evaluation_file(directory: Path, step: int) -> Path:
+    """Where the evaluation after ``step`` updates lies."""
+    return directory / "evaluations" / f"step_{step:06d}.jsonl"
+
+
+def write_evaluation(directory: Path, step: int, records: Sequence[dict[str, Any]]) -> None:
+    """All records of one evaluation, whole or not at all."""
+    lines = "".join(json.dumps(finite(r), ensure_ascii=False) + "\n" for r in records)
+    write_whole(evaluation_file(directory, step), lines.encode())
+
+
+def mean_reward(records: Sequence[dict[str, Any]], split: str, mode: str = "sampled") -> float | None:
+    """Mean over the records of a split and mode, or None."""
+    rewards = [r["reward"] for r in records if r["split"] == split and r["mode"] == mode]
+    return sum(rewards) / len(rewards) if rewards else None

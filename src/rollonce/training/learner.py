@@ -1,0 +1,262 @@
+"""What the loop asks of something that samples and learns, and the local one: a transformers policy, Adam, the loss of the configuration.
+
+Shapes: ``_B`` rollouts, ``_T`` response tokens. A service's learner is `rollonce.policies.tinker_policy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollonce.errors import InputError
+from rollonce.policies import (
+    EMBEDDED_MAX_NEW_TOKENS,
+    LoraSettings,
+    Samples,
+    TransformersPolicy,
+    bernoulli_kl_BT,
+    load_embedded,
+    policy_loss,
+)
+from rollonce.policies.critic import TokenCritic
+from rollonce.policies.objective import k3_BT, loss_weights
+from rollonce.training.config import PolicyConfig, RunConfig
+
+
+class Update(NamedTuple):
+    """What an update did.
+
+    Attributes:
+        loss: Of the policy, before the update, the KL penalty included.
+        grad_norm: Before clipping; NaN where a service does not tell.
+        entropy: Mean over response tokens (nats); NaN where a service does not tell.
+        kl: To the start policy (k3, mean over response tokens), None where it was not measured.
+        kl_old: Mean Bernoulli KL from the sampling policy, after the last epoch's forward pass.
+        gated: Share of trajectories that the gate dropped.
+        clipped: Share of response tokens whose ratio the clip held.
+    """
+
+    loss: float
+    grad_norm: float
+    entropy: float
+    kl: float | None
+    kl_old: float
+    gated: float
+    clipped: float
+
+
+class Learner(Protocol):
+    """What samples and learns. One step of the loop is ``sample``, then ``update``."""
+
+    max_new_tokens: int
+
+    def sample(
+        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float, seed: Sequence[int], behaviour: bool = False
+    ) -> Samples:
+        """One rollout a prompt; equal seeds, equal rollouts. ``behaviour``: from the lagged policy, where there is a lag."""
+        ...
+
+    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False) -> Update:
+        """Move the policy; ``advantages`` (B,) or (B, T) float64."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs to go on alike."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        ...
+
+    def save(self, directory: Any) -> None:
+        """The policy alone, for others to use."""
+        ...
+
+
+def generator_of(seed: Sequence[int]) -> torch.Generator:
+    """A CPU generator from several numbers (run seed, purpose, step ...): no state to carry from step to step."""
+    words = np.random.SeedSequence([int(s) for s in seed]).generate_state(2, np.uint32)
+    return torch.Generator().manual_seed((int(words[0]) << 31) ^ int(words[1]))
+
+
+def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
+    """The policy that a configuration names.
+
+    Raises:
+        InputError: nothing loadable there, or no such device.
+    """
+    options: dict[str, Any] = {"device": config.device, "bf16": config.bf16, "gradient_checkpointing": config.gradient_checkpointing}
+    options |= {"sample_rows": config.sample_rows}
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"policy.device is {config.device!r}, but torch sees no GPU here; use device = 'cpu'")
+    lora = LoraSettings(rank=config.lora_rank, seed=seed if config.seed_follows_run else config.seed) if config.lora_rank else None
+    if config.attention:
+        options["attention"] = config.attention
+    if config.source == "embedded":
+        return load_embedded(lora=lora, **options)
+    if config.prompt_template != "{prompt}":
+        options["prompt_template"] = config.prompt_template
+    if config.system is not None:
+        options["system"] = config.system
+    return TransformersPolicy.load(config.source, lora=lora, local_only=config.local_only, **options)
+
+
+class LocalLearner:
+    """A policy on this machine, full or LoRA, with Adam and the configured loss.
+
+    Args:
+        config: The run.
+        policy: Instead of loading the configured one.
+    """
+
+    def __init__(self, config: RunConfig, policy: TransformersPolicy | None = None) -> None:
+        self.config = config
+        self.policy = policy if policy is not None else load_policy(config.policy, config.seed)
+        embedded = config.policy.source == "embedded"
+        self.max_new_tokens = config.train.max_new_tokens or (EMBEDDED_MAX_NEW_TOKENS if embedded else 512)
+        train, loss = config.train, config.loss
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=config.learning_rate,
+            betas=(train.beta1, train.beta2),
+            eps=train.epsilon,
+            weight_decay=train.weight_decay,
+        )
+        self.reference = self.policy.frozen_copy() if loss.kl > 0 or train.kl_every else None
+        self.behaviour = self.policy.frozen_copy() if loss.lag else None
+        self._past: deque[dict[str, Tensor]] = deque([self.policy.state_dict()] if loss.lag else [], maxlen=loss.lag + 1)
+        self.critic: TokenCritic | None = None
+        if config.arm.critic is not None:
+            c = config.arm.critic
+            self.critic = TokenCritic(
+                self.policy,
+                kind=c.kind,
+                hidden=c.hidden,
+                learning_rate=c.learning_rate,
+                clip=c.clip,
+                epochs=c.epochs,
+                rows=config.policy.train_rows,
+                seed=config.policy.seed,
+            )
+
+    def sample(
+        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float, seed: Sequence[int], behaviour: bool = False
+    ) -> Samples:
+        """See `Learner.sample`."""
+        policy = self.policy
+        if behaviour and self.behaviour is not None:
+            with torch.no_grad():
+                for name, parameter in self.behaviour.model.named_parameters():
+                    if name in self._past[0]:
+                        parameter.copy_(self._past[0][name])
+            policy = self.behaviour
+        return policy.sample(prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed))
+
+    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False) -> Update:
+        """See `Learner.update`. A loss that is not finite leaves the policy as it was and is returned for the loop to act on."""
+        loss_config = self.config.loss
+        weights_BT = loss_weights(samples.response_mask_BT, loss_config.aggregation)
+        advantages_B = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float32))
+        with_kl = self.reference is not None and (loss_config.kl > 0 or measure_kl)
+        parts = list(samples.split(self.config.policy.train_rows))
+        references = [self._reference_log_probs(part) if with_kl else None for _, part in parts]
+        clip = None if loss_config.clip is None else (loss_config.clip, loss_config.clip_high or loss_config.clip)
+        n_tokens = max(1, samples.n_tokens)
+        first: Update | None = None
+        for _ in range(loss_config.epochs):
+            self.optimizer.zero_grad(set_to_none=True)
+            total, entropy, kl_sum, kl_old_sum, gated, clipped = 0.0, 0.0, 0.0, 0.0, 0, 0.0
+            for (index, part), reference_BT in zip(parts, references, strict=True):
+                seen = self.policy.evaluate(part)
+                T = seen.log_probs_BT.shape[1]
+                device = seen.log_probs_BT.device
+                old_BT, mask_BT = part.log_probs_BT.to(device), seen.mask_BT
+                adv = advantages_B[index] if advantages_B.ndim == 1 else advantages_B[index, :T]
+                kl_BT = bernoulli_kl_BT(seen.log_probs_BT, old_BT)
+                kl_B = kl_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)
+                part_weights = weights_BT[index, :T].to(device)
+                gain_weights = part_weights
+                if loss_config.gate is not None:
+                    dropped_B = kl_B > loss_config.gate
+                    gain_weights = part_weights * ~dropped_B[:, None]  # weights keep the whole batch's denominators
+                    gated += int(dropped_B.sum())
+                loss = policy_loss(seen.log_probs_BT, old_BT, adv.to(device), mask_BT, clip=clip, weights_BT=gain_weights)
+                if reference_BT is not None:
+                    k3 = k3_BT(seen.log_probs_BT, reference_BT.to(device))
+                    kl_sum += float((k3.detach() * mask_BT).sum())
+                    if loss_config.kl > 0:
+                        loss = loss + loss_config.kl * (k3 * part_weights).sum()
+                loss.backward()
+                total += float(loss.detach())
+                entropy += float(seen.entropies_BT.sum())
+                kl_old_sum += float(kl_BT.sum())
+                if clip is not None:
+                    ratio_BT = torch.exp(seen.log_probs_BT.detach() - old_BT)
+                    clipped += float((((ratio_BT < 1 - clip[0]) | (ratio_BT > 1 + clip[1])) & mask_BT).sum())
+            limit = self.config.train.max_grad_norm
+            norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), math.inf if limit is None else limit))
+            kl = kl_sum / n_tokens if with_kl else None
+            update = Update(total, norm, entropy / n_tokens, kl, kl_old_sum / n_tokens, gated / len(samples), clipped / n_tokens)
+            if first is None:
+                first = update
+            else:  # the loss and gradient are the first epoch's; how far the policy has gone, the last one's
+                first = first._replace(kl_old=update.kl_old, gated=update.gated, clipped=update.clipped)
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                self.optimizer.zero_grad(set_to_none=True)
+                return update
+            self.optimizer.step()
+        if self._past.maxlen != 0 and loss_config.lag:
+            self._past.append(self.policy.state_dict())
+        assert first is not None
+        return first
+
+    def _reference_log_probs(self, part: Samples) -> Tensor:
+        assert self.reference is not None
+        with torch.no_grad():
+            return self.reference.log_probs(part).cpu()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Policy, optimizer, critic and, with a lag, the earlier policies. The reference is the start policy and is loaded anew."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
+            "past": list(self._past),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self.policy.load_state_dict(state["policy"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
+        self._past.clear()
+        self._past.extend(state["past"])
+
+    def save(self, directory: Any) -> None:
+        """A directory that transformers (or peft) reads."""
+        self.policy.save(directory)
+
+
+def make_learner(config: RunConfig) -> Learner:
+    """The learner that the configuration asks for.
+
+    Raises:
+        InputError: a token-level critic on a service, which gives no values.
+    """
+    if config.policy.engine == "local":
+        return LocalLearner(config)
+    if config.arm.critic is not None:
+        raise InputError(
+            "a token-level critic needs the policy's hidden states or a value network, which Tinker-compatible services do not train; "
+            "use baseline = 'critic_prompt', which runs on this side"
+        )
+    from rollonce.policies.tinker_policy import TinkerPolicy  # type: ignore[import-not-found]
+
+    return TinkerPolicy.from_config(config)

@@ -1,0 +1,187 @@
+"""The loop: sample, grade, take a baseline off, update. Every arm runs through these lines; they differ in one function.
+
+Simplified on purpose: one machine, one process, synchronous. What would be a framework's job (sharding, a sampling server, asynchronous
+rollouts) is not here; `rollonce.integrations` puts the same baselines into trainers that have it.
+
+Shapes: ``_B`` rollouts of a step (tasks x group size), ``_T`` response tokens.
+
+A run's directory::
+
+    config.json                      what was run
+    metrics.jsonl                    one line a step
+    evaluations/step_000020.jsonl    one line an item
+    checkpoint.pt                    written whole; a killed run goes on from it, to the same numbers
+    final/                           the policy, as transformers reads it
+    result.json                      how it ended
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import Batch
+from rollonce.tasks import TaskSplits
+from rollonce.training.advantages import Arm
+from rollonce.training.config import RunConfig
+from rollonce.training.evaluation import evaluate, mean_reward, write_evaluation
+from rollonce.training.files import JsonLines, finished, load_checkpoint, locked, same_config, save_checkpoint, stopping, write_json
+from rollonce.training.learner import Learner, make_learner
+from rollonce.training.metrics import Shadow, Stopwatch, correlation, dead_groups, flat, loo_gap, trackers
+from rollonce.training.rolling import roll, step_tasks, tasks_of, view
+
+_STREAM = 11  # seed of the rollouts
+DONE, COLLAPSED, NOT_FINITE, INTERRUPTED = "done", "collapsed", "nan", "interrupted"
+
+
+class Result(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        status: ``done``, ``collapsed``, ``nan`` or ``interrupted``.
+        message: The same in a sentence.
+        steps: Updates made.
+        holdout, test, test_greedy: Final mean rewards, None where not evaluated.
+        directory: Where everything is.
+    """
+
+    status: str
+    message: str
+    steps: int
+    holdout: float | None
+    test: float | None
+    test_greedy: float | None
+    directory: Path
+
+
+def train(
+    config: RunConfig,
+    directory: Path,
+    *,
+    splits: TaskSplits | None = None,
+    learner: Learner | None = None,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+    start_evaluation: Callable[[Callable[[], list[dict[str, Any]]]], list[dict[str, Any]]] | None = None,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Run one arm with one seed, or go on with it.
+
+    Args:
+        config: What to run. A directory that holds another configuration is refused.
+        directory: The run's own.
+        splits, learner: Instead of those that the configuration names.
+        on_step: Called with each step's record.
+        start_evaluation: Called with a function that evaluates the start policy; may answer from a cache.
+        stop: Set it to stop after the step that is running, with a checkpoint; so does SIGINT or SIGTERM in the main thread.
+
+    Raises:
+        InputError: what cannot be run, another run in that directory, or a disk that is full.
+    """
+    with locked(directory), stopping(stop) as stopped:
+        same_config(config, directory)
+        if (old := finished(directory)) is not None:
+            return Result(**{**old, "directory": directory})
+        splits = splits or tasks_of(config.tasks)
+        learner = learner or make_learner(config)
+        all_tasks = splits.train.as_tasks()
+        arm = Arm(config, learner, splits.train, all_tasks)
+        shadow = Shadow(config.train.shadow, all_tasks)
+        done, strange = 0, 0
+        if (state := load_checkpoint(directory)) is not None:
+            done, strange = state["step"], state["strange"]
+            learner.load_state_dict(state["learner"])
+            arm.load_state(state["arm"])
+            shadow.load_state(state["shadow"])
+        else:
+            look = lambda: evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)  # noqa: E731
+            write_evaluation(directory, 0, look() if start_evaluation is None else start_evaluation(look))
+        log = JsonLines(directory / "metrics.jsonl", keep=lambda record: record["step"] <= done)
+        tracked = trackers(config, directory)
+        status, message = DONE, ""
+        B, every = config.train.rollouts, config.evaluation.every
+
+        def checkpoint() -> None:
+            state = {"step": done, "strange": strange, "learner": learner.state_dict(), "arm": arm.state(), "shadow": shadow.state()}
+            save_checkpoint(directory, state)
+
+        for step in range(done + 1, config.train.steps + 1):
+            watch = Stopwatch()
+            arm.before(step)
+            tasks = [t for t in step_tasks(splits.train, config.tasks_per_step, step, config.seed) for _ in range(config.arm.group_size)]
+            rewards_B, samples, grades = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
+            batch = Batch(view(tasks), rewards_B)
+            with watch.part("critic" if arm.critic is not None else "advantage"):
+                advantages, baseline_B = arm.advantages(batch, samples)
+            with watch.part("update"):
+                measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
+                zero = arm.policy_stands_still(step)
+                update = learner.update(samples, advantages * 0.0 if zero else advantages, measure_kl=measure_kl)
+            with watch.part("critic" if arm.critic is not None else "advantage"):
+                critic_loss = arm.learn(batch, samples)
+
+            per_rollout_B = advantages if advantages.ndim == 1 else rewards_B - baseline_B
+            truncated = float(samples.truncated_B.float().mean())
+            record = {
+                "step": step,
+                "rollouts": step * B,
+                "reward": float(rewards_B.mean()),
+                "advantage_mean": float(per_rollout_B.mean()),
+                "advantage_var": float(per_rollout_B.var()),
+                "advantage_nonzero": float((np.abs(per_rollout_B) > 1e-6).mean()),
+                "baseline_mean": float(baseline_B.mean()),
+                "loo_gap": loo_gap(rewards_B, baseline_B),
+                "self_weight_max": arm.self_weight_max(batch) if config.train.audit_weights else None,
+                "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
+                "dead_groups": dead_groups(rewards_B, config.arm.group_size),
+                "shadow": shadow.step(batch),
+                "truncated": truncated,
+                "tokens": samples.n_tokens,
+                "grader_failures": grades.n_failed,
+                "critic_loss": critic_loss,
+                **update._asdict(),
+                "cpu_seconds": watch.cpu,
+                "wall_seconds": watch.wall,
+            }
+            log.write(record)
+            for tracker in tracked:
+                tracker.log(step, flat(record))
+            if on_step is not None:
+                on_step(record)
+            if not np.isfinite(update.loss + (0.0 if np.isnan(update.grad_norm) else update.grad_norm)):
+                status, message = (
+                    NOT_FINITE,
+                    f"loss {update.loss}, gradient norm {update.grad_norm} at step {step}: no update was made",
+                )
+                break
+            done = step
+            low_entropy = not np.isnan(update.entropy) and update.entropy < config.train.collapse_entropy
+            strange = strange + 1 if truncated > config.train.collapse_truncated or low_entropy else 0
+            if strange >= config.train.collapse_steps:
+                what = f"entropy {update.entropy:.2g} nats a token" if low_entropy else f"{truncated:.0%} of rollouts truncated"
+                status, message = COLLAPSED, f"{what} for {strange} steps in a row, at step {step}"
+                break
+            if every and step % every == 0 and step < config.train.steps:
+                write_evaluation(directory, step, evaluate(learner, splits.calibration, splits.test, config, step=step, final=False))
+            if stopped.is_set() and step < config.train.steps:
+                status, message = INTERRUPTED, f"stopped after step {step}; the same command goes on from there"
+                checkpoint()
+                break
+            if step % config.train.checkpoint_every == 0 and step < config.train.steps:
+                checkpoint()
+        log.close()
+        for tracker in tracked:
+            tracker.close()
+        if status == INTERRUPTED:
+            return Result(status, message, done, None, None, None, directory)
+        checkpoint()
+        records = evaluate(learner, splits.calibration, splits.test, config, step=done, final=True)
+        write_evaluation(directory, done, records)
+        learner.save(directory / "final")
+        means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
+        result = Result(status, message or f"{done} steps", done, *means, directory)
+        write_json(directory / "result.json", {**result._asdict(), "directory": None})
+        return result

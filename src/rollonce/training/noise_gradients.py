@@ -1,0 +1,175 @@
+"""The score gradient of every trajectory, one backward pass each, kept only as inner products.
+
+The policy gradient of a batch is ``sum_i A_i g_i / B`` with ``g_i`` the gradient of trajectory i's log-probability, so its noise under
+any baseline at all needs nothing but the Gram matrix ``<g_i, g_j>`` (R, R). Gradients of a model of P parameters are hashed into D
+buckets with random signs as they come (CountSketch): inner products stay unbiased, with a relative error of about ``sqrt(2 / D)``, and
+R x P numbers are never held. Squared norms are kept exactly.
+
+Source: Charikar, Chen and Farach-Colton 2002 (CountSketch); Weinberger et al. 2009 (its inner products).
+
+Shapes: ``_R`` rollouts, ``_T`` tokens, ``_P`` parameters, ``_D`` buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollonce.errors import InputError
+from rollonce.policies.samples import Samples
+from rollonce.rollouts import FloatArray
+
+Aggregation = Literal["token", "sequence"]
+MAX_GRAM = 20_000
+
+
+class OnPolicy(NamedTuple):
+    """How far the policy that sampled is from the one whose gradient is taken, by the tokens sampled.
+
+    Attributes:
+        mean_abs_log_ratio: Mean over tokens of ``|log p_trainer - log p_sampler|`` (nats).
+        max_abs_log_ratio: Largest of them.
+        rollout_log_ratio_sd: Standard deviation over rollouts of the whole trajectory's log ratio (nats).
+        effective_share: ``(sum w)^2 / (R sum w^2)`` of the trajectories' importance weights: 1 on-policy.
+    """
+
+    mean_abs_log_ratio: float
+    max_abs_log_ratio: float
+    rollout_log_ratio_sd: float
+    effective_share: float
+
+
+class ScoreGradients(NamedTuple):
+    """Inner products of R trajectories' score gradients.
+
+    Attributes:
+        gram_RR: ``<g_i, g_j>``, float64; the diagonal is exact.
+        sketches_RD: The hashed gradients, float32 (the gradients themselves where nothing was hashed).
+        lengths_R: Response tokens.
+        n_parameters: P.
+        buckets: D; 0 where the gradients are exact.
+        sketch_error: Root mean square over trajectories of the relative error of ``|g|^2`` by the sketch: ``sqrt(2 / D)`` is expected.
+        on_policy: Sampler against trainer.
+    """
+
+    gram_RR: FloatArray
+    sketches_RD: FloatArray
+    lengths_R: FloatArray
+    n_parameters: int
+    buckets: int
+    sketch_error: float
+    on_policy: OnPolicy
+
+
+class Sketch:
+    """A seeded CountSketch of vectors of P numbers into D buckets; the vector itself where P <= D or D is 0.
+
+    Args:
+        n_parameters: P.
+        buckets: D; 0 for no sketch.
+        seed: Of the hash and the signs.
+        device: Where the vectors are.
+    """
+
+    def __init__(self, n_parameters: int, buckets: int, seed: int, device: torch.device | str = "cpu") -> None:
+        self.buckets = 0 if n_parameters <= buckets else buckets
+        self.size = self.buckets or n_parameters
+        self._place_P = None
+        if self.buckets:
+            generator = torch.Generator().manual_seed(seed)
+            # Twice the buckets: what falls into the upper half counts with a minus, so that no sign need be stored or multiplied.
+            self._place_P = torch.randint(2 * buckets, (n_parameters,), generator=generator, dtype=torch.int32).to(device)
+
+    def __call__(self, vector_P: Tensor) -> Tensor:
+        """(D,) float32."""
+        if self._place_P is None:
+            return vector_P.float()
+        both = torch.zeros(2 * self.buckets, dtype=torch.float32, device=vector_P.device).index_add_(0, self._place_P, vector_P.float())
+        return both[: self.buckets] - both[self.buckets :]
+
+
+def score_gradients(
+    policy: Any,
+    samples: Samples,
+    *,
+    aggregation: Aggregation = "token",
+    buckets: int = 16384,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScoreGradients:
+    """Gradients of ``sum_t ratio_t`` of each trajectory: the loss's own, per unit of advantage.
+
+    On-policy the importance ratio ``exp(log p_trainer - log p_sampler)`` is 1 and this is the score; with samples of another policy
+    each token's score is weighted by its ratio, as in the loss (unclipped).
+
+    Args:
+        policy: Whose parameters; a `rollonce.policies.TransformersPolicy`.
+        samples: R rollouts.
+        aggregation: ``token`` (the loop's token mean): the sum over the trajectory's tokens over the mean length of all R, the one
+            denominator common to all batches and baselines; ``sequence``: each trajectory's own mean over its tokens.
+        buckets: D; 0 keeps whole gradients (R x P float32).
+        seed: Of the sketch: two calls with one seed can be compared by their sketches.
+        progress: Called with (done, R).
+
+    Raises:
+        InputError: too many rollouts for a Gram matrix, nothing trainable, or a gradient that is not finite.
+    """
+    parameters = policy.parameters()
+    n_parameters = sum(p.numel() for p in parameters)
+    if not n_parameters:
+        raise InputError("the policy has no trainable parameters, so its gradient has no noise")
+    if len(samples) > MAX_GRAM:
+        raise InputError(f"{len(samples)} rollouts need a Gram matrix of as many rows; at most {MAX_GRAM} fit: fewer tasks or rollouts")
+    if buckets < 0:
+        raise InputError(f"buckets of the sketch must be at least 0, not {buckets}")
+    sketch = Sketch(n_parameters, buckets, seed, parameters[0].device)
+    if len(samples) * sketch.size > 2**31:
+        raise InputError(f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer rollouts")
+    sketches_RD = torch.empty((len(samples), sketch.size), dtype=torch.float32)
+    norms_R = np.empty(len(samples))
+    lengths_R = samples.lengths_B.double().numpy()
+    mean_length = float(lengths_R.mean())
+    log_ratios: list[Tensor] = []
+    for i in range(len(samples)):
+        one = samples.take([i])
+        log_probs_BT = policy.evaluate(one).log_probs_BT
+        log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
+        scale = 1 / mean_length if aggregation == "token" else 1 / lengths_R[i]
+        grads = torch.autograd.grad(torch.exp(log_ratio_BT).sum() * scale, parameters, allow_unused=True)
+        flat_P = torch.cat([torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(grads, parameters, strict=True)])
+        sketches_RD[i] = sketch(flat_P).cpu()
+        norms_R[i] = float(flat_P.double().square().sum())
+        log_ratios.append(log_ratio_BT.detach().double().cpu().reshape(-1))
+        if not np.isfinite(norms_R[i]):
+            raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
+        if progress and (i % 16 == 0 or i + 1 == len(samples)):
+            progress(i + 1, len(samples))
+    gram_RR = _gram(sketches_RD)
+    own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
+    error = float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2))) if sketch.buckets and known_R.any() else 0.0
+    gram_RR[np.diag_indices(len(samples))] = norms_R
+    return ScoreGradients(gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios))
+
+
+def _gram(rows_RD: Tensor, step: int = 2048) -> FloatArray:
+    """Inner products, float32 within a stretch of ``step`` numbers and float64 across."""
+    out = torch.zeros((len(rows_RD), len(rows_RD)), dtype=torch.float64)
+    for start in range(0, rows_RD.shape[1], step):
+        part = rows_RD[:, start : start + step]
+        out += part @ part.T
+    return out.numpy()
+
+
+def _on_policy(log_ratios: list[Tensor]) -> OnPolicy:
+    tokens = torch.cat(log_ratios).abs()
+    rollout_R = torch.stack([x.sum() for x in log_ratios])
+    weights_R = torch.exp(rollout_R - rollout_R.max())
+    share = float(weights_R.sum() ** 2 / (len(weights_R) * weights_R.square().sum()))
+    return OnPolicy(float(tokens.mean()), float(tokens.max()), float(rollout_R.std()) if len(rollout_R) > 1 else 0.0, share)
+
+
+__all__ = ["Aggregation", "OnPolicy", "ScoreGradients", "Sketch", "score_gradients"]
