@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollonce.baselines import Batch
+from rollonce.rollouts import FloatArray
 from rollonce.tasks import TaskSplits
 from rollonce.training.advantages import Arm
 from rollonce.training.config import RunConfig
@@ -65,6 +66,7 @@ def train(
     splits: TaskSplits | None = None,
     learner: Learner | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_batch: Callable[[int, Batch, FloatArray, FloatArray], None] | None = None,
     start_evaluation: Callable[[Callable[[], list[dict[str, Any]]]], list[dict[str, Any]]] | None = None,
     stop: threading.Event | None = None,
 ) -> Result:
@@ -75,6 +77,8 @@ def train(
         directory: The run's own.
         splits, learner: Instead of those that the configuration names.
         on_step: Called with each step's record.
+        on_batch: Called with each step, its rollouts, their advantages (B,) and baselines (B,), after the update; a step that a killed run
+            repeats is told of again.
         start_evaluation: Called with a function that evaluates the start policy; may answer from a cache.
         stop: Set it to stop after the step that is running, with a checkpoint; so does SIGINT or SIGTERM in the main thread.
 
@@ -147,6 +151,8 @@ def train(
                 "wall_seconds": watch.wall,
             }
             log.write(record)
+            if on_batch is not None:
+                on_batch(step, batch, per_rollout_B, baseline_B)
             for tracker in tracked:
                 tracker.log(step, flat(record))
             if on_step is not None:
