@@ -1,0 +1,24 @@
+"""What verl and SkyRL have in common: outcome rewards inside (N, T) tensors of tokens, advantages back over the tokens. No torch import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollonce.integrations.hook import AdvantageResult
+from rollonce.rollouts import FloatArray
+
+
+def outcome_rewards(token_level_rewards: Any) -> FloatArray:
+    """What each row got in all (N,) float64, of a tensor of rewards by token (N, T)."""
+    return token_level_rewards.detach().double().sum(-1).cpu().numpy()
+
+
+def rows_with_tokens(mask: Any) -> list[bool]:
+    """Whether a row has any token that counts (N,), of a mask (N, T): one without is padding or was rejected."""
+    return (mask.detach() != 0).any(-1).cpu().tolist()
+
+
+def over_tokens(result: AdvantageResult, like: Any, mask: Any) -> tuple[Any, Any]:
+    """The same advantage at every token that counts (N, T), twice: as advantages and as returns. dtype and device of ``like``."""
+    advantages = like.new_tensor(result.advantages_N.tolist())[:, None] * mask.to(like.dtype)
+    return advantages, advantages.clone()

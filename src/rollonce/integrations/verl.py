@@ -1,0 +1,154 @@
+"""verl: ``algorithm.adv_estimator=gs1`` with the baseline of ``ROLLONCE_BASELINE``, or ``=batch_loo`` with none.
+
+verl loads `rollonce.integrations.verl_plugin` by itself (entry point ``verl.plugins``) in every process, and that calls `register`.
+``batch_loo`` is the leave-one-out mean of the step's rewards. ``gs1`` also needs the prompts, which verl's estimators are not given:
+with ``ROLLONCE_BASELINE`` set in the environment, the trainers are replaced by subclasses that fetch them. Nothing else changes.
+
+Shapes: ``_N`` rows of the step, padding included; tensors are (N, T) with T tokens of the longest response.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from rollonce.baselines import LeaveOneOut
+from rollonce.errors import InputError, MissingExtraError
+from rollonce.integrations.hook import AdvantageHook, AdvantageWarning
+from rollonce.integrations.rows import Rule, refuse
+from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens
+
+VARIABLE, STATE_FILE = "ROLLONCE_BASELINE", "rollonce.json"
+
+RULES = [
+    Rule("algorithm.use_pf_ppo", True, "reweighs rows by their reward after the baseline", "set algorithm.use_pf_ppo=False"),
+    Rule("critic.enable", True, "trains a critic that nothing reads", "leave critic.enable unset"),
+]
+GROUP_OF_ONE_RULES = [
+    Rule(
+        "algorithm.filter_groups.enable",
+        True,
+        "drops groups without spread, and a group of one rollout never has any",
+        "set algorithm.filter_groups.enable=False",
+    ),
+]
+
+
+class Step(NamedTuple):
+    """What the trainer knows and the estimator is not told."""
+
+    hook: AdvantageHook
+    prompts_N: Sequence[Any]
+    keys_N: Sequence[str]
+    metrics: dict[str, Any]
+
+
+_step: ContextVar[Step | None] = ContextVar("rollonce_verl_step", default=None)
+
+
+def _keep(response_mask: Any, index: Sequence[Any]) -> list[bool]:
+    """Rows that count: not padding (uid ``pad...``), not rejected by rollout correction (their mask is empty)."""
+    return [seen and not str(uid).startswith("pad") for seen, uid in zip(rows_with_tokens(response_mask), index, strict=True)]
+
+
+def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any) -> tuple[Any, Any]:
+    """verl estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N, T) twice."""
+    hook = AdvantageHook(LeaveOneOut(), group_size=None, warn=False)
+    result = hook.advantages(None, outcome_rewards(token_level_rewards), keep=_keep(response_mask, index))
+    return over_tokens(result, token_level_rewards, response_mask)
+
+
+def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any) -> tuple[Any, Any]:
+    """verl estimator: reward minus the baseline of ``ROLLONCE_BASELINE``. Returns (N, T) twice.
+
+    Raises:
+        InputError: outside a trainer that was given the prompts.
+    """
+    step = _step.get()
+    if step is None:
+        raise InputError(
+            f"algorithm.adv_estimator=gs1 needs the prompts: set {VARIABLE}=baseline.json in the environment of verl's driver (on a Ray "
+            "cluster in ray_kwargs.ray_init.runtime_env.env_vars) and leave trainer.use_v1=True; batch_loo needs neither"
+        )
+    rewards_N = outcome_rewards(token_level_rewards)
+    rollout_N = [key.rsplit("_", 1)[0] for key in step.keys_N]
+    last = {rollout_N[i]: i for i in sorted(range(len(rewards_N)), key=lambda i: _turn(step.keys_N[i]))}
+    result = step.hook.advantages(
+        step.prompts_N, [rewards_N[last[r]] for r in rollout_N], keep=_keep(response_mask, index), rollout_ids=rollout_N
+    )
+    step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
+    return over_tokens(result, token_level_rewards, response_mask)
+
+
+def _turn(key: str) -> int:
+    return int(key.rsplit("_", 1)[1])  # keys are uid_session_output, and what a session is worth stands with its last output
+
+
+class WithPrompts:
+    """Mixed into verl's trainers: fetches the prompts for ``gs1`` and keeps the history beside the checkpoints."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        self._gs1: AdvantageHook | None = None
+        if config.algorithm.adv_estimator == "gs1":
+            rollouts = int(config.actor_rollout_ref.rollout.n)
+            refuse(config, RULES + (GROUP_OF_ONE_RULES if rollouts == 1 else []), "verl")
+            self._gs1 = AdvantageHook(os.environ[VARIABLE], group_size=rollouts)
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if self._gs1 is None:
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        from verl.trainer.ppo.v1.trainer_base import tq
+
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["raw_prompt"])
+        token = _step.set(Step(self._gs1, list(data["raw_prompt"]), list(batch.keys), metrics))
+        try:
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        finally:
+            _step.reset(token)
+
+    def _state_path(self) -> str:
+        settings: Any = self.config.trainer  # type: ignore[attr-defined]
+        step: int = self.global_steps  # type: ignore[attr-defined]
+        return os.path.join(settings.default_local_dir, f"global_step_{step}", STATE_FILE)
+
+    def _save_checkpoint(self) -> None:
+        if self._gs1 is not None:
+            self._gs1.save(self._state_path())  # before super, which writes the file that makes this checkpoint the latest
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        if self._gs1 is None or not self.global_steps:  # type: ignore[attr-defined]
+            return
+        settings: Any = self.config.trainer  # type: ignore[attr-defined]
+        named = settings.resume_from_path if settings.resume_mode == "resume_path" else None
+        path = os.path.join(named, STATE_FILE) if named else self._state_path()
+        if os.path.exists(path):
+            self._gs1.load(path)
+        else:
+            warnings.warn(f"{path}: no history in this checkpoint; the baseline starts without any", AdvantageWarning, stacklevel=2)
+
+
+def register() -> None:
+    """Register the estimators and, with ``ROLLONCE_BASELINE`` set, put `WithPrompts` into the trainers. Doing it twice is harmless.
+
+    Raises:
+        MissingExtraError: if verl is not installed.
+    """
+    try:
+        from verl.trainer.ppo.core_algos import register_adv_est
+    except ImportError as e:
+        raise MissingExtraError(f"rollonce.integrations.verl ({e})", "verl", "verl") from None
+    register_adv_est("gs1")(gs1)
+    register_adv_est("batch_loo")(batch_loo)
+    if VARIABLE not in os.environ:
+        return
+    from verl.trainer.ppo.v1 import trainer_base
+
+    for name, trainer in list(trainer_base.TRAINER_REGISTRY.items()):
+        if not issubclass(trainer, WithPrompts):
+            trainer_base.TRAINER_REGISTRY[name] = type(trainer.__name__, (WithPrompts, trainer), {"__module__": trainer.__module__})
