@@ -1,0 +1,6 @@
+"""What a directory of training runs says: arms compared, with intervals over seeds and items. Needs neither torch nor the training side."""
+
+from rollonce.comparison.analysis import Analysis, ArmSummary, Difference, Settings, analyse
+from rollonce.comparison.runs import Run, Runs, load_runs
+
+__all__ = ["Analysis", "ArmSummary", "Difference", "Run", "Runs", "Settings", "analyse", "load_runs"]

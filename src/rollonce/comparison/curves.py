@@ -1,0 +1,173 @@
+"""Learning curves: their level along the way, the area under them, and what it took to reach a level.
+
+Between two evaluations a curve is a straight line. A run that ended badly keeps the level it ended with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from rollonce.comparison.intervals import mean_over_seeds
+from rollonce.comparison.runs import Run
+from rollonce.rollouts import FloatArray
+from rollonce.scoring import Estimate
+
+
+class CurvePoint(NamedTuple):
+    """An arm at one evaluation: means over its seeds, the level with an interval over seeds (on these items)."""
+
+    step: int
+    rollouts: float
+    seconds: float
+    level: Estimate
+
+
+class Reached(NamedTuple):
+    """What an arm needed to reach a level.
+
+    Runs that did not reach it are censored where they ended: it would have taken them longer, nobody knows how much.
+
+    Attributes:
+        n_reached, n_runs: How many did.
+        median: Kaplan-Meier median over seeds; infinite if too few reached it.
+        mean_within: Mean of ``min(needed, horizon)`` over seeds: known for every run, and comparable between arms.
+        ratio: ``mean_within`` over the reference's, with an interval (Welch on logs); NaN for the reference.
+    """
+
+    n_reached: int
+    n_runs: int
+    median: float
+    mean_within: Estimate
+    ratio: Estimate
+
+
+class Reach(NamedTuple):
+    """The level, how it came about, and each arm's `Reached` in rollouts and in seconds up to the horizons."""
+
+    level: float
+    why: str
+    rollout_horizon: float
+    seconds_horizon: float
+    rollouts: dict[str, Reached]
+    seconds: dict[str, Reached]
+
+
+def common_steps(runs: Sequence[Run], kind: tuple[str, str]) -> np.ndarray:
+    """Steps at which all runs that went to their end were evaluated; of all runs, if none did."""
+    whole = [r for r in runs if not r.ended_badly] or list(runs)
+    steps = set(whole[0].series[kind].at_E.tolist())
+    for run in whole[1:]:
+        steps &= set(run.series[kind].at_E.tolist())
+    return np.array(sorted(steps), dtype=np.int64)
+
+
+def levels_at(run: Run, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
+    """Levels of the items (E, I) at these steps; after a bad end, those it ended with."""
+    series = run.series[kind]
+    return series.levels_EI[np.maximum(np.searchsorted(series.at_E, steps_E, side="right") - 1, 0)]
+
+
+def area(run: Run, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
+    """Mean level of each item (I,) over the steps, by the trapezoid rule; with one step, the level there."""
+    levels = levels_at(run, kind, steps_E)
+    if len(steps_E) < 2:
+        return levels[0]
+    widths_E = np.diff(steps_E.astype(np.float64))
+    return ((levels[1:] + levels[:-1]) / 2 * widths_E[:, None]).sum(axis=0) / widths_E.sum()
+
+
+def curve(runs: Sequence[Run], kind: tuple[str, str], steps_E: np.ndarray, clock: str) -> list[CurvePoint]:
+    """An arm's learning curve."""
+    levels_SE = np.array([levels_at(r, kind, steps_E).mean(axis=1) for r in runs])
+    rollouts_SE = np.array([r.total_at(r.metrics.rollouts_T, steps_E) for r in runs])
+    seconds_SE = np.array([r.total_at(r.metrics.seconds_T(clock), steps_E) for r in runs])
+    return [
+        CurvePoint(int(step), float(rollouts_SE[:, k].mean()), float(seconds_SE[:, k].mean()), mean_over_seeds(levels_SE[:, k]))
+        for k, step in enumerate(steps_E)
+    ]
+
+
+def first_reach(x_E: FloatArray, levels_E: FloatArray, level: float) -> tuple[float, bool]:
+    """Where a curve first reaches a level, and True; or where it ends, and False.
+
+    >>> first_reach(np.array([0.0, 100.0]), np.array([0.2, 0.4]), 0.25)
+    (25.0, True)
+    """
+    above = np.flatnonzero(levels_E >= level)
+    if len(above) == 0:
+        return float(x_E[-1]), False
+    k = int(above[0])
+    if k == 0:
+        return float(x_E[0]), True
+    share = (level - levels_E[k - 1]) / (levels_E[k] - levels_E[k - 1])
+    return float(x_E[k - 1] + share * (x_E[k] - x_E[k - 1])), True
+
+
+def kaplan_meier_median(times: Sequence[float], reached: Sequence[bool]) -> float:
+    """The time by which half have reached it, with those that had not when they ended censored; infinite if it is never half.
+
+    >>> kaplan_meier_median([3.0, 5.0, 9.0], [True, True, False])
+    5.0
+    """
+    surviving = 1.0
+    for time in sorted({t for t, r in zip(times, reached, strict=True) if r}):
+        at_risk = sum(t >= time for t in times)
+        events = sum(t == time and r for t, r in zip(times, reached, strict=True))
+        surviving *= 1 - events / at_risk
+        if surviving <= 0.5 + 1e-12:
+            return float(time)
+    return math.inf
+
+
+def reach(arms: dict[str, list[Run]], kind: tuple[str, str], level: float, why: str, reference: str, clock: str) -> Reach:
+    """Rollouts and seconds that each arm needed to reach a level."""
+    tables: list[dict[str, Reached]] = []
+    horizons: list[float] = []
+    for quantity in ("rollouts", "seconds"):
+        found: dict[str, list[tuple[float, bool]]] = {}
+        for name, runs in arms.items():
+            for run in runs:
+                series = run.series[kind]
+                total = run.metrics.rollouts_T if quantity == "rollouts" else run.metrics.seconds_T(clock)
+                x, y = run.total_at(total, series.at_E), series.levels_EI.mean(axis=1)
+                found.setdefault(name, []).append(first_reach(x, y, level))
+        # A run that went wrong would not have reached it with more time either, so its end says nothing about the horizon.
+        ends = [t for name, some in found.items() for (t, r), run in zip(some, arms[name], strict=True) if not r and not run.ended_badly]
+        horizon = min(ends) if ends else max(t for some in found.values() for t, _ in some)
+        within = {
+            name: np.array([min(t, horizon) if r or not run.ended_badly else horizon for (t, r), run in zip(some, arms[name], strict=True)])
+            for name, some in found.items()
+        }
+        tables.append({name: _reached(some, within[name], within[reference], name == reference) for name, some in found.items()})
+        horizons.append(horizon)
+    return Reach(level, why, horizons[0], horizons[1], tables[0], tables[1])
+
+
+def _reached(found: list[tuple[float, bool]], within: FloatArray, reference: FloatArray, is_reference: bool) -> Reached:
+    n = sum(r for _, r in found)
+    median = kaplan_meier_median([t for t, _ in found], [r for _, r in found])
+    ratio = Estimate(math.nan, math.nan, math.nan) if is_reference else ratio_of_means(within, reference)
+    return Reached(n, len(found), median, mean_over_seeds(within), ratio)
+
+
+def ratio_of_means(first_S: FloatArray, second_S: FloatArray) -> Estimate:
+    """Geometric mean of one arm's values over another's, with Welch's t interval on the logs; NaN where a value is not above 0."""
+    a, b = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
+    if not (len(a) and len(b) and (a > 0).all() and (b > 0).all()):
+        return Estimate(math.nan, math.nan, math.nan)
+    a, b = np.log(a), np.log(b)
+    value = float(a.mean() - b.mean())
+    if min(len(a), len(b)) < 2:
+        return Estimate(math.exp(value), math.nan, math.nan)
+    parts = [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in (a, b)]
+    variance = sum(v for v, _ in parts)
+    if variance == 0:
+        return Estimate(math.exp(value), math.exp(value), math.exp(value))
+    df = variance**2 / sum(v**2 / n for v, n in parts)
+    half = float(stats.t.ppf(0.975, df)) * math.sqrt(variance)
+    return Estimate(math.exp(value), math.exp(value - half), math.exp(value + half))

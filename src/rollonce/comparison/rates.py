@@ -1,0 +1,139 @@
+"""Learning-rate robustness: final level against rate, how often runs collapse, and the rate chosen on the hold-out.
+
+A rate is chosen by the mean final level on the *hold-out* items and reported on the test items. The seeds are the same for both, so what is
+reported of the chosen rate is free of luck with items, not of luck with seeds; with few seeds it flatters a little.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from rollonce.comparison.intervals import Crossed, crossed_difference, crossed_mean, share
+from rollonce.comparison.runs import Run, Runs
+from rollonce.rollouts import FloatArray
+from rollonce.scoring import Estimate
+
+
+class RatePoint(NamedTuple):
+    """An arm at one learning rate.
+
+    Attributes:
+        arm, rate: Which.
+        final: Final level on the final split.
+        holdout: Final level on the hold-out; NaN where there is none.
+        collapsed: Share of its runs that collapsed, with an exact interval.
+        n_collapsed, n_runs: The same counted.
+    """
+
+    arm: str
+    rate: float
+    final: Crossed
+    holdout: float
+    collapsed: Estimate
+    n_collapsed: int
+    n_runs: int
+
+
+class RateCurve(NamedTuple):
+    """All rates of an arm.
+
+    Attributes:
+        base: The arm without its rate.
+        points: By rising rate.
+        chosen: Name of the arm at the chosen rate.
+        how: How it was chosen.
+        over_rates: Mean final level over the rates that all arms of the grid share, with equal weights (on a log grid: the area under the
+            curve); None if they share fewer than two.
+        against_reference: Difference of that mean to the reference arm's; None for the reference.
+    """
+
+    base: str
+    points: list[RatePoint]
+    chosen: str
+    how: str
+    over_rates: Crossed | None
+    against_reference: Crossed | None
+
+
+def collapsed(run: Run, kind: tuple[str, str], drop: float) -> bool:
+    """Whether a run ended badly, or below its own start by more than ``drop``."""
+    if run.ended_badly:
+        return True
+    series = run.series[kind]
+    return bool(series.at_E[0] == 0 and series.levels_EI[-1].mean() < series.levels_EI[0].mean() - drop)
+
+
+def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
+    """For each arm without its rate: the name at the chosen rate, and how it was chosen ("" where there was no choice)."""
+    by_base: dict[str, list[str]] = {}
+    for name in runs.arms:
+        by_base.setdefault(runs.base_of(name), []).append(name)
+    chosen, how = {}, {}
+    for base, names in by_base.items():
+        if len(names) == 1:
+            chosen[base], how[base] = names[0], ""
+            continue
+        names = sorted(names, key=lambda n: (runs.rate_of(n), n))
+        levels = {n: _mean_final(runs.arms[n], (mode, "holdout")) for n in names}
+        if all(math.isfinite(v) for v in levels.values()):
+            chosen[base] = max(names, key=lambda n: levels[n])
+            what = "highest mean on the hold-out"
+            how[base] = what if runs.final_split == "test" else f"{what}, which is also what is shown: it flatters"
+        else:
+            chosen[base] = names[(len(names) - 1) // 2]
+            how[base] = "the middle of the grid: there is no hold-out evaluation to choose by"
+    return chosen, how
+
+
+def _mean_final(runs: list[Run], kind: tuple[str, str]) -> float:
+    if any(kind not in r.series for r in runs):
+        return math.nan
+    return float(np.mean([r.final(*kind).mean() for r in runs]))
+
+
+def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[RateCurve]:
+    """The curves of all arms that have more than one rate.
+
+    Args:
+        runs: Everything.
+        mode: ``sampled`` or ``greedy``.
+        reference: Base name of the arm to compare with.
+        drop: See `collapsed`.
+    """
+    chosen, how = choose(runs, mode)
+    kind = (mode, runs.final_split)
+    grids = {base: sorted((n for n in runs.arms if runs.base_of(n) == base), key=lambda n: (runs.rate_of(n), n)) for base in chosen}
+    grids = {base: names for base, names in grids.items() if len(names) > 1}
+    shared = set.intersection(*({runs.rate_of(n) for n in names} for names in grids.values())) if grids else set()
+    means = {base: _over_rates(runs, [n for n in names if runs.rate_of(n) in shared], kind) for base, names in grids.items()}
+    out = []
+    for base, names in grids.items():
+        mine, other = means[base], means.get(reference)
+        over = crossed_mean(mine) if mine is not None and len(shared) > 1 else None
+        against = None
+        if base != reference and mine is not None and other is not None and len(shared) > 1:
+            # Averaged over rates, each of which may have collapsed or not, seeds of two arms have little in common: not paired.
+            against = crossed_difference(mine, other, paired=False)
+        out.append(RateCurve(base, [_point(runs, n, kind, drop) for n in names], chosen[base], how[base], over, against))
+    return out
+
+
+def _over_rates(runs: Runs, names: list[str], kind: tuple[str, str]) -> FloatArray | None:
+    """Mean over rates of the final levels (S, I), over the seeds that every rate has."""
+    if not names:
+        return None
+    seeds = sorted(set.intersection(*({r.seed for r in runs.arms[n]} for n in names)))
+    if not seeds:
+        return None
+    tables = [np.array([r.final(*kind) for r in runs.arms[n] if r.seed in seeds]) for n in names]
+    return np.mean(tables, axis=0)
+
+
+def _point(runs: Runs, name: str, kind: tuple[str, str], drop: float) -> RatePoint:
+    some = runs.arms[name]
+    n = sum(collapsed(r, kind, drop) for r in some)
+    final = crossed_mean(np.array([r.final(*kind) for r in some]))
+    return RatePoint(name, runs.rate_of(name), final, _mean_final(some, (kind[0], "holdout")), share(n, len(some)), n, len(some))

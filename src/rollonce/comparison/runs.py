@@ -1,0 +1,255 @@
+"""Reads a directory of runs: ``compare.json``, and for each arm and seed its metrics, evaluations and result.
+
+What cannot be used is never dropped in silence: every run that is left out is named with its reason. A run that ended badly (a NaN loss,
+a collapse) *is* used, since leaving it out would flatter its arm; see `Run.ended_badly`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollonce.comparison.reading import BAD_ENDS, MODES, SEED_FOLDER, Item, Metrics, OddError, RawRun, Sums, read_run
+from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray
+
+
+class Series(NamedTuple):
+    """Evaluations of one run in one mode on one split: the steps they were made at (E,), and each item's mean reward (E, items)."""
+
+    at_E: np.ndarray
+    levels_EI: FloatArray
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed.
+
+    Attributes:
+        arm, seed: Which.
+        status, message: How it ended.
+        steps: Steps it took.
+        metrics: Its training.
+        series: Its evaluations by ``(mode, split)``.
+        truncated, tokens: Of the sampled answers of the last evaluation: share cut off, and mean length.
+        stood_in: True if it ended badly without an evaluation afterwards, and zeros stand for the missing one.
+    """
+
+    arm: str
+    seed: int
+    status: str
+    message: str
+    steps: int
+    metrics: Metrics
+    series: dict[tuple[str, str], Series]
+    truncated: float
+    tokens: float
+    stood_in: bool = False
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether training itself went wrong."""
+        return self.status in BAD_ENDS
+
+    def final(self, mode: str, split: str) -> FloatArray:
+        """Mean reward of each item at the end (items,)."""
+        return self.series[mode, split].levels_EI[-1]
+
+    def total_at(self, of_T: FloatArray, at_E: np.ndarray) -> FloatArray:
+        """A cumulative quantity of the metrics after the steps ``at_E``; 0 before the first, its end after the last."""
+        known = np.concatenate([[0.0], of_T])
+        return known[np.searchsorted(self.metrics.steps_T, at_E, side="right")]
+
+
+class LeftOut(NamedTuple):
+    """A run that is not part of the comparison, and why."""
+
+    arm: str
+    seed: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Everything a comparison needs.
+
+    Attributes:
+        directory: Where it was read.
+        config: ``compare.json``.
+        arms: Runs of each arm by rising seed; only arms with at least one.
+        items: Held-out items by ``(mode, split)``, the columns of `Series.levels_EI`.
+        modes: ``sampled``, ``greedy`` or both: what every run has of the final split.
+        left_out: What could not be used.
+    """
+
+    directory: str
+    config: dict[str, Any]
+    arms: dict[str, list[Run]]
+    items: dict[tuple[str, str], list[Item]]
+    modes: tuple[str, ...]
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def final_split(self) -> str:
+        """What the final figures are of: ``test``, or ``holdout`` where nothing else was evaluated."""
+        return "test" if any(split == "test" for _, split in self.items) else "holdout"
+
+    @property
+    def curve_split(self) -> str:
+        """What learning curves are of: the split that was evaluated more often on the way."""
+        runs = [r for some in self.arms.values() for r in some]
+        counts = {
+            s: min((len(r.series[m, s].at_E) for r in runs if (m, s) in r.series), default=0) for m, s in self.items if m == self.modes[0]
+        }
+        return max(sorted(counts, reverse=True), key=lambda s: counts[s])
+
+    def base_of(self, arm: str) -> str:
+        """The arm's name without its learning rate."""
+        return str(self.config["arms"].get(arm, {}).get("arm", arm))
+
+    def rate_of(self, arm: str) -> float:
+        """Its learning rate; NaN if the configuration does not say."""
+        rate = self.config["arms"].get(arm, {}).get("learning_rate")
+        return float(rate) if isinstance(rate, int | float) else math.nan
+
+
+def load_runs(directory: str | Path) -> Runs:
+    """Read a directory that ``rollonce compare`` wrote (or is still writing).
+
+    Raises:
+        InputError: if it is no such directory, or holds no run that could be used.
+    """
+    root = Path(directory)
+    if not root.is_dir():
+        raise InputError("no such directory; name the one that `rollonce compare` wrote", file=root)
+    config = _config(root / "compare.json")
+    folders = root / "runs"
+    if not folders.is_dir():
+        raise InputError("has no folder runs/: nothing has been run yet", file=root)
+    found: list[RawRun] = []
+    left_out: list[LeftOut] = []
+    for arm, seed, folder in _expected(config, folders):
+        try:
+            found.append(read_run(arm, seed, folder))
+        except OddError as odd:
+            left_out.append(LeftOut(arm, str(seed), str(odd)))
+    for extra in sorted(p.name for p in folders.iterdir() if p.is_dir() and p.name not in config["arms"]):
+        left_out.append(LeftOut(extra, "all", "the arm is not in compare.json"))
+    usable, items, modes = _same_items(found, left_out)
+    if not usable:
+        reasons = "; ".join(f"{x.arm} seed {x.seed}: {x.reason}" for x in left_out[:4])
+        raise InputError(f"no run in it can be used yet ({reasons or 'compare.json names none'})", file=root)
+    arms: dict[str, list[Run]] = {}
+    for raw in usable:
+        arms.setdefault(raw.arm, []).append(_finish(raw, items, modes))
+    ordered = {name: sorted(arms[name], key=lambda r: r.seed) for name in config["arms"] if name in arms}
+    return Runs(str(directory), config, ordered, items, modes, left_out)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("is not there; is this a directory that `rollonce compare` wrote?", file=path) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read as JSON: {error}", file=path) from None
+    if not isinstance(config, dict) or not isinstance(config.get("arms"), dict) or not config["arms"]:
+        raise InputError('must be an object with "arms": {"name": {...}}', file=path)
+    seeds = config.get("seeds")
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds):
+        raise InputError('must have "seeds": a list of whole numbers', file=path)
+    for name, arm in config["arms"].items():
+        if not isinstance(arm, dict):
+            raise InputError(f'arm {name!r} must be an object, as in {{"learning_rate": 2e-4}}', file=path)
+    return config
+
+
+def _expected(config: dict[str, Any], folders: Path) -> list[tuple[str, int, Path]]:
+    out = []
+    for arm in config["arms"]:
+        seeds = set(config["seeds"])
+        if (folders / arm).is_dir():
+            seeds |= {int(m[1]) for p in (folders / arm).iterdir() if (m := SEED_FOLDER.match(p.name))}
+        out += [(arm, seed, folders / arm / f"seed{seed}") for seed in sorted(seeds)]
+    return out
+
+
+# The same items for all -------------------------------------------------------------------------------------------------------
+
+
+def _same_items(
+    found: Sequence[RawRun], left_out: list[LeftOut]
+) -> tuple[list[RawRun], dict[tuple[str, str], list[Item]], tuple[str, ...]]:
+    """The runs that share the items most of them have. A run with other items could be better by having easier ones."""
+    sets: dict[tuple[str, str], Counter[frozenset[Item]]] = {}
+    for raw in found:
+        for evaluation in raw.evaluations.values():
+            for kind, items in evaluation.items():
+                sets.setdefault(kind, Counter())[frozenset(items)] += 1
+    common = {kind: counter.most_common(1)[0][0] for kind, counter in sets.items()}
+    if not common:
+        return [], {}, ()
+    split = "test" if any(s == "test" for _, s in common) else "holdout"
+    needed = [kind for kind in common if kind[1] == split]
+    # A mode that only some runs have is no mode of the comparison; one that most have, others lack by accident.
+    have = {kind: sum(kind in raw.evaluations[max(raw.evaluations)] for raw in found) for kind in needed}
+    needed = [kind for kind in needed if have[kind] > len(found) / 2] or [max(needed, key=lambda kind: have[kind])]
+    usable = []
+    for raw in found:
+        reason = _odd_items(raw, common, needed)
+        if reason:
+            left_out.append(LeftOut(raw.arm, str(raw.seed), reason))
+        else:
+            usable.append(raw)
+    modes = tuple(m for m in MODES if (m, split) in needed)
+    return usable, {kind: sorted(items) for kind, items in common.items()}, modes
+
+
+def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], needed: list[tuple[str, str]]) -> str:
+    for step, evaluation in sorted(raw.evaluations.items()):
+        for (mode, split), items in evaluation.items():
+            want = common[mode, split]
+            if set(items) != want:
+                both = len(want & set(items))
+                what = f"{split} items ({mode})"
+                return f"its evaluation of step {step} has {len(items)} {what} where most have {len(want)}, {both} in common"
+    last = max(raw.evaluations)
+    stands_in = raw.result["status"] in BAD_ENDS and last < raw.result["steps"]
+    for mode, split in needed:
+        at = [step for step, evaluation in raw.evaluations.items() if (mode, split) in evaluation]
+        if not at or (max(at) < last and not stands_in):
+            return f"its last evaluation (step {last}) lacks the {split} items ({mode})"
+    return ""
+
+
+def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[str, ...]) -> Run:
+    status, steps = str(raw.result["status"]), int(raw.result["steps"])
+    last = max(raw.evaluations)
+    stood_in = status in BAD_ENDS and last < steps
+    series = {}
+    for kind, columns in items.items():
+        at = [step for step in sorted(raw.evaluations) if kind in raw.evaluations[step]]
+        if not at:
+            continue
+        levels = np.array([[_mean(raw.evaluations[step][kind][i]) for i in columns] for step in at])
+        if stood_in:
+            # Its last evaluation is of a policy from before the accident: to count that one would hide the accident.
+            at, levels = [*at, steps], np.vstack([levels, np.zeros(len(columns))])
+        series[kind] = Series(np.array(at), levels)
+    split = "test" if any(s == "test" for _, s in items) else "holdout"
+    rows = [] if stood_in else list(raw.evaluations[last].get((modes[0], split), {}).values())
+    n = sum(r.n for r in rows)
+    truncated, tokens = (sum(r.truncated for r in rows) / n, sum(r.tokens for r in rows) / n) if n else (math.nan, math.nan)
+    message = str(raw.result.get("message") or "")
+    return Run(raw.arm, raw.seed, status, message, steps, raw.metrics, series, truncated, tokens, stood_in)
+
+
+def _mean(sums: Sums) -> float:
+    return sums.reward / sums.n
