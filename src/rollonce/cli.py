@@ -35,6 +35,7 @@ VERBS: dict[str, Verb] = {
     "tune": Verb("tune", "hill-climb to a baseline on your rollouts, and report it on tasks it was not tuned on"),
     "transfer": Verb("transfer", "does a kernel tuned on one set work on another? kernels x sets, as a matrix"),
     "plan": Verb("plan", "one rollout per task or groups at your budget, and the power of a decision rule"),
+    "collect": Verb("collect", "calibration rollouts from a policy: a server, a model on this machine, or the embedded one"),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 

@@ -1,0 +1,8 @@
+"""Calibration rollouts from a policy: what `rollonce collect` does. Importing this loads neither torch nor httpx."""
+
+from __future__ import annotations
+
+from rollonce.collecting.run import Collected, collect
+from rollonce.collecting.settings import Settings
+
+__all__ = ["Collected", "Settings", "collect"]

@@ -1,0 +1,170 @@
+"""One collection from beginning to end: tasks, rollouts, grades, the file.
+
+A model on this machine works through blocks of fixed rollouts, one after the other; a server gets requests from a fixed number of workers.
+Either way a rollout that has a row is never asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rollonce.collecting.settings import Sampled, Settings, check, row, seed_of
+from rollonce.collecting.sources import find_tasks
+from rollonce.collecting.store import Counts, Pair, Store
+from rollonce.tasks import Task, grade
+
+Tell = Callable[[Store, int], None]
+"""Hears, after every write, of the store and of how many rollouts there will be."""
+
+
+class Asker(Protocol):
+    """What gives rollouts one by one, many at once."""
+
+    retries: int
+
+    async def prepare(self) -> None:
+        """See that it can be asked."""
+        ...
+
+    async def sample(self, task: Task, seed: int) -> Sampled:
+        """One rollout."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+class Collected(NamedTuple):
+    """Attributes: the finished file, what is in it, and how many rollouts this run added."""
+
+    path: Path
+    counts: Counts
+    added: int
+    server: dict[str, Any]
+
+
+def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str], None] | None = None) -> Collected:
+    """N x G rollouts in a file, those that are there already kept.
+
+    Args:
+        settings: What to collect.
+        tell: Hears of progress.
+        say: Takes sentences for the user.
+
+    Raises:
+        InputError: anything that the user can mend. Rollouts that were finished before it stay, and the same settings go on from there.
+    """
+    settings, say = check(settings), say or (lambda text: None)
+    settings.key()  # a key that is not there is said before tasks are made
+    if settings.environment:
+        from rollonce.collecting.environment import Environment
+
+        environment = Environment.load(settings)
+        tasks = environment.tasks
+    else:
+        environment, tasks = None, find_tasks(settings)
+    if settings.local:
+        from rollonce.collecting.local import Local
+
+        model = Local(settings)
+        store = Store(settings, tasks, model.fingerprint())
+        work: Callable[[], None] = lambda: _by_blocks(settings, store, tasks, model.sample, tell)  # noqa: E731
+    else:
+        store = Store(settings, tasks)
+
+        def work() -> None:
+            asyncio.run(_by_requests(settings, store, tasks, environment, tell, say))
+
+    n = settings.n_tasks * settings.n_rollouts
+    if store.started:
+        say(f"{store.started} of {n} rollouts are there already")
+    try:
+        if store.missing():
+            work()
+        counts = store.counts()
+        store.finish()
+    except BaseException:
+        if store.rows:
+            say(f"{len(store.rows)} of {n} rollouts are kept in {store.part}; the same command goes on from there")
+        store.keep()
+        raise
+    return Collected(store.path, counts, counts.rollouts - store.started, store.server)
+
+
+def _by_blocks(
+    s: Settings, store: Store, tasks: Sequence[Task], sample: Callable[[Sequence[Task], Sequence[int]], list[Sampled]], tell: Tell | None
+) -> None:
+    by_id = {t.id: t for t in tasks}
+    for block in store.blocks(s.batch_rows):
+        if all(pair in store.rows for pair in block):
+            continue
+        # The whole block even if a kill in the midst of its write left a part of it: a rollout is the same only among the same neighbours.
+        group = [by_id[i] for i, _ in block]
+        seeds = [seed_of(s.seed, *pair) for pair in block]
+        got = sample(group, seeds)
+        fresh = [k for k, pair in enumerate(block) if pair not in store.rows]
+        grades = grade(
+            [group[k] for k in fresh],
+            [got[k].text for k in fresh],
+            truncated=[got[k].truncated for k in fresh],
+            time_limit=s.time_limit,
+        )
+        each = zip(fresh, grades.rewards, grades.failures, strict=True)
+        store.write([row(group[k], block[k][1], seeds[k], got[k], reward, failure) for k, reward, failure in each])
+        if tell:
+            tell(store, len(tasks) * s.n_rollouts)
+
+
+async def _by_requests(
+    s: Settings, store: Store, tasks: Sequence[Task], environment: Any, tell: Tell | None, say: Callable[[str], None]
+) -> None:
+    from rollonce.collecting.endpoint import Endpoint
+
+    endpoint = Endpoint(s, store.server, say)
+    asker: Asker = environment.asker(endpoint, store.server) if environment else endpoint
+    by_id = {t.id: t for t in tasks}
+    try:
+        await asker.prepare()
+        pairs = store.missing()
+        # The first alone: what is wrong with the model's name or a field is found out once, not by sixteen requests.
+        await _one(s, store, asker, by_id, pairs[0], tell)
+        waiting = iter(pairs[1:])
+
+        async def worker() -> None:
+            for pair in waiting:
+                await _one(s, store, asker, by_id, pair, tell)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(s.concurrency, len(pairs) - 1)):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:  # of the workers: the first failure cancels the others
+        raise _first(errors) from None
+    finally:
+        store.retries = asker.retries
+        await asker.close()
+
+
+async def _one(s: Settings, store: Store, asker: Asker, by_id: dict[str, Task], pair: Pair, tell: Tell | None) -> None:
+    task, seed = by_id[pair[0]], seed_of(s.seed, *pair)
+    got = await asker.sample(task, seed)
+    if got.reward is None:
+        # In a thread: a grader may take its whole time limit, and the other requests should not wait for it.
+        grades = await asyncio.to_thread(grade, [task], [got.text], truncated=[got.truncated], time_limit=s.time_limit)
+        reward, failure = grades.rewards[0], grades.failures[0]
+    else:
+        reward, failure = got.reward, got.failure
+    store.retries = asker.retries
+    store.write([row(task, pair[1], seed if "refused" not in str(store.server.get("seed", "")) else None, got, reward, failure)])
+    if tell:
+        tell(store, len(by_id) * s.n_rollouts)
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

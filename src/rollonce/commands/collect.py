@@ -1,0 +1,256 @@
+"""``rollonce collect``: calibration rollouts from a policy."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from rollonce.collecting.run import Collected, collect
+from rollonce.collecting.settings import Settings
+from rollonce.collecting.store import Store
+from rollonce.collecting.summary import Cost, Summary, cost_of, summarise
+from rollonce.commands.terminal import Bars, Flag, out, print_json, remark
+from rollonce.errors import InputError
+from rollonce.reports.words import number, significant, with_interval
+from rollonce.rollouts import Rollouts
+
+HELP = """\
+Calibration rollouts from a policy: some tasks, several rollouts of each, graded
+and written to one file that the other commands read. It can be stopped or
+killed at any moment; the same command goes on from there, and with larger
+--tasks or --rollouts it adds to what is there.
+
+POLICY is `embedded`, the directory of a model on this machine, or, with --url,
+the name of a model at any OpenAI-compatible server (vLLM, SGLang, llama.cpp,
+transformers serve, Tinker's, a provider's).
+
+Examples:
+  rollonce collect embedded --out calibration.jsonl
+  rollonce collect Qwen/Qwen3-8B --url http://localhost:8000/v1
+      --tasks-from gsm8k:data/gsm8k --out gsm8k_qwen3_8b.jsonl
+  rollonce collect my-model --url https://api.example.com/v1 --key-env API_KEY
+      --tasks-from jsonl:tasks.jsonl --split all --price-in 0.5 --price-out 1.5
+      --out mine.jsonl
+  rollonce collect ./checkpoint --tasks-from "reasoning-gym:chain_sum + gcd"
+      --out rg.jsonl
+"""
+_Text = arg(metavar="TEXT", help_behavior_hint="")
+_Price = arg(metavar="X", help_behavior_hint="")
+
+
+@dataclass
+class Args:
+    """Options of ``rollonce collect``."""
+
+    policy: Annotated[str, Positional, arg(metavar="POLICY", help_behavior_hint="")]
+    """`embedded`, a directory, or the model's name at --url."""
+    out: Annotated[str, arg(metavar="FILE", help_behavior_hint="")]
+    """Where the rollouts go, as JSON Lines."""
+    tasks_from: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None
+    """embedded; reasoning-gym:MIXTURE; gsm8k:DIR; math500:DIR; jsonl:FILE; verifiers:TASKSET. The policy embedded has embedded."""
+    tasks: Annotated[int, arg(metavar="N")] = 64
+    """Tasks."""
+    rollouts: Annotated[int, arg(metavar="G")] = 8
+    """Rollouts of each."""
+    split: Annotated[str, arg(metavar="SPLIT")] = "calibration"
+    """calibration, train, test, or all of a finite set."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Which tasks are drawn, and the seed of every rollout."""
+    grader: Annotated[str, arg(metavar="NAME")] = "exact"
+    """For jsonl tasks: exact, numeric_exact, math_verify, contains, or module:callable."""
+    columns: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="COLUMN")] = ()
+    """For jsonl tasks: keys to keep as columns known before the rollout."""
+    time_limit: Annotated[float, arg(metavar="SECONDS")] = 5.0
+    """For grading one response; a grader that takes longer gives 0."""
+    temperature: Annotated[float, arg(metavar="X")] = 1.0
+    """Sampling temperature: that of your training."""
+    max_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Limit of a response; cut off there it has reward 0. Default 2048; 96 for the embedded policy."""
+    system: Annotated[str | None, _Text] = None
+    """A system message."""
+    template: Annotated[str, arg(metavar="TEXT")] = "{prompt}"
+    """What is sent, {prompt} standing for the task's prompt."""
+    url: Annotated[str | None, arg(metavar="URL", help_behavior_hint="")] = None
+    """Address of an OpenAI-compatible server, with its /v1."""
+    api: Annotated[str, arg(metavar="API")] = "chat"
+    """chat, or completions for base models."""
+    key_env: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
+    """Environment variable that holds the server's key. The key is written nowhere."""
+    extra: Annotated[str | None, arg(metavar="JSON", help_behavior_hint="")] = None
+    """More fields for each request: '{"top_k": -1}'. Written into the provenance."""
+    concurrency: Annotated[int, arg(metavar="N")] = 16
+    """Requests under way at once, at most."""
+    retries: Annotated[int, arg(metavar="N")] = 6
+    """Times that a request is sent again after 429, 5xx or a broken connection, with growing waits."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 600.0
+    """For one request."""
+    price_in: Annotated[float | None, _Price] = None
+    """Money for a million prompt tokens."""
+    price_out: Annotated[float | None, _Price] = None
+    """Money for a million response tokens."""
+    device: Annotated[str, arg(metavar="NAME")] = "cpu"
+    """Of a model on this machine: cpu, cuda, cuda:1, mps."""
+    batch_rows: Annotated[int, arg(metavar="N")] = 64
+    """Rollouts sampled at once by a model on this machine."""
+    json: Flag = False
+    """Print JSON and nothing else."""
+
+
+def run(args: Args) -> int:
+    """Collect, then say what was found.
+
+    Raises:
+        InputError: for anything that the user can mend.
+    """
+    settings = _settings(args)
+    with Bars() as bars:
+        done = collect(settings, tell=_Progress(settings, bars), say=remark)
+    from rollonce.readers import read_rollouts
+
+    table = read_rollouts([str(done.path)], columns=_columns(done))
+    summary = summarise(table, done.path, seed=settings.seed)
+    cost = cost_of(done.counts, settings)
+    following = _next_command(done, table)
+    if args.json:
+        print_json(_as_json(settings, done, summary, cost, following))
+    else:
+        _show(settings, done, table, summary, cost, following)
+    return 0
+
+
+def _settings(args: Args) -> Settings:
+    embedded = args.policy == "embedded" and args.url is None
+    source = args.tasks_from or ("embedded" if embedded else None)
+    if source is None:
+        raise InputError("say where the tasks come from with --tasks-from: reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or jsonl:FILE")
+    try:
+        extra = {} if args.extra is None else json.loads(args.extra)
+    except ValueError as error:
+        raise InputError(f"--extra is no JSON ({error}); write it as '{{\"top_k\": -1}}'") from None
+    if not isinstance(extra, dict):
+        raise InputError(f"--extra must be a JSON object, as in '{{\"top_k\": -1}}', not {args.extra!r}")
+    same = ("policy", "out", "url", "api", "split", "seed", "temperature", "system", "template", "grader", "columns", "time_limit")
+    same += ("device", "batch_rows", "concurrency", "retries", "timeout", "key_env", "price_in", "price_out")
+    return Settings(
+        tasks_from=source,
+        n_tasks=args.tasks,
+        n_rollouts=args.rollouts,
+        max_tokens=args.max_tokens if args.max_tokens is not None else 96 if embedded else 2048,
+        extra=extra,
+        **{name: getattr(args, name) for name in same},
+    )
+
+
+class _Progress:
+    """A bar in a terminal; elsewhere a line a minute."""
+
+    def __init__(self, settings: Settings, bars: Bars) -> None:
+        self._settings, self._bars, self._said = settings, bars, time.monotonic()
+
+    def __call__(self, store: Store, total: int) -> None:
+        counts = store.counts()
+        mean = sum(reward for reward, _, _ in store.rows.values()) / len(store.rows)
+        money = cost_of(counts, self._settings).money
+        spent = f"{counts.response_tokens / 1000:.0f}k tok" if money is None else f"{money:.2f} spent"
+        self._bars.tell("rollouts", f"mean {mean:.2f}, {spent}", counts.rollouts, total)
+        if not sys.stderr.isatty() and time.monotonic() - self._said > 60:
+            self._said = time.monotonic()
+            remark(f"{counts.rollouts} of {total} rollouts, mean reward {mean:.3f}, {spent}")
+
+
+def _columns(done: Collected) -> list[str]:
+    """The columns that every row has: those that a baseline may read."""
+    import orjson
+
+    from rollonce.collecting.settings import OWN_KEYS
+
+    shared: dict[str, None] | None = None
+    for line in done.path.read_bytes().splitlines():
+        r = orjson.loads(line)
+        mine = [k for k, v in r.items() if k not in OWN_KEYS and isinstance(v, str | int | float)]
+        shared = dict.fromkeys(mine if shared is None else [k for k in shared if k in mine])
+    return list(shared or ())
+
+
+def _next_command(done: Collected, table: Rollouts) -> str:
+    words = ["rollonce", "score", str(done.path)]
+    for name in table.tasks.column_names:
+        if len(set(map(str, table.tasks.column(name)))) > 1:
+            words += ["--columns", name]
+    if table.n_tasks < 32:
+        words += ["--batch-size", str(table.n_tasks)]
+    return shlex.join(words)
+
+
+def _show(s: Settings, done: Collected, table: Rollouts, summary: Summary, cost: Cost, following: str) -> None:
+    console, m = out(), summary.moments
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+    say(f"{done.path}: {table.n_tasks} tasks x {s.n_rollouts} rollouts of {s.policy} ({done.added} new)")
+    say("")
+    say(f"mean reward  {significant(m.mean)}")
+    if math.isfinite(m.s2.value):
+        say(f"s2           {significant(m.s2)}    within a task")
+        say(f"tau2         {significant(m.tau2)}    between tasks")
+        say(f"SNR          {significant(m.snr)}    tau2 / s2")
+    else:
+        say("s2, tau2     not to be told apart with one rollout a task; --rollouts 2 or more adds to this file")
+    if math.isfinite(summary.b_eff.value):
+        say(f"B_eff        {with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, 95% over tasks")
+    say("")
+    for line in _sentences(s, done, summary, cost):
+        say(line)
+    say("")
+    say(f"Next: {following}")
+
+
+def _sentences(s: Settings, done: Collected, summary: Summary, cost: Cost) -> list[str]:
+    counts, lines = done.counts, []
+    if summary.more_tasks is not None:
+        all_of_them = summary.moments.n_tasks + summary.more_tasks
+        text = f"About {summary.more_tasks} more tasks ({all_of_them} in all) would halve that interval: it shrinks as 1/sqrt(tasks)."
+        if math.isfinite(summary.halves):
+            text += f" On halves of these tasks it is {summary.halves:.2f} times as wide (1.41 by that rule)."
+        lines.append(text)
+    elif summary.moments.s2.value == 0:
+        lines.append("The rewards of a task never differ, so there is no noise to hold a baseline against and no interval.")
+    share = counts.truncated / max(counts.rollouts, 1)
+    if counts.truncated:
+        lines.append(f"{counts.truncated} rollouts ({share:.0%}) met the limit of {s.max_tokens} tokens and have reward 0.")
+    if counts.failures:
+        kinds = ", ".join(f"{k} {v}" for k, v in sorted(counts.failures.items()))
+        lines.append(f"{sum(counts.failures.values())} could not be graded and have reward 0: {kinds}.")
+    repeated = summary.moments.n_repeated
+    if repeated and summary.same_text == repeated:
+        lines.append(
+            "In every task all rollouts are the same text: the server seems to decode greedily (transformers serve does unless the model's "
+            "generation_config.json has do_sample) or to ignore --temperature. These are no samples."
+        )
+    money = "" if cost.money is None else f", {cost.money:.4g} at the prices given"
+    again = f", {counts.retries} requests sent again" if counts.retries else ""
+    lines.append(
+        f"{number(cost.prompt_tokens, 0)} prompt and {number(cost.response_tokens, 0)} response tokens, {cost.seconds:.0f} s{money}{again}."
+    )
+    if cost.unknown:
+        lines.append(f"The server did not report the tokens of {cost.unknown} rollouts; they are not in that sum.")
+    if "refused" in str(done.server.get("seed", "")):
+        lines.append("The server takes no seeds, so sampling again would give other rollouts.")
+    return lines
+
+
+def _as_json(s: Settings, done: Collected, summary: Summary, cost: Cost, following: str) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if hasattr(value, "_asdict"):
+            return {k: plain(v) for k, v in value._asdict().items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    top = plain(summary) | {"file": str(done.path), "added": done.added, "next": following}
+    return top | {"counts": plain(done.counts), "cost": plain(cost), "server": done.server, "settings": s.pinned()}
