@@ -1,0 +1,470 @@
+"""A model on a Tinker-compatible service as a policy: it samples and learns there, the baseline and the advantages stay here.
+
+A thin loop on the raw SDK: sample, `forward_backward` with one advantage a token, `optim_step`, new sampling weights. Loss, renderer,
+tokenizer and the optimizer's parameters are always said, because services differ in their defaults. Nothing of tinker-cookbook is used
+(unless a renderer of its is asked for).
+
+A service gives back log-probabilities and no gradient, no hidden states: a critic over prompts is a baseline here (`Ridge`,
+`BoostedTrees`: it needs nothing else), and a critic over tokens would have to be the service's own. None is reachable through the SDK:
+its losses (0.38) have no value loss, and SkyRL 0.4.0 takes ``ppo_critic`` over HTTP for its GPU backends only, not for JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollonce.errors import InputError
+from rollonce.policies.samples import Samples
+from rollonce.policies.tinker_render import Renderer, load_tokenizer, make_renderer
+from rollonce.policies.tinker_service import TinkerService, load_sdk, settle
+
+LOSSES = ("importance_sampling", "ppo", "cispo")
+"""Losses of the services that take (target tokens, sampling log-probabilities, advantages)."""
+
+REDUCTIONS = ("sum", "sequence_mean")
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """What is sent with every optimizer step. The defaults are tinker-cookbook's.
+
+    Attributes:
+        beta1, beta2, eps: Adam's.
+        weight_decay: Decoupled; 0 for none.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+class TinkerPolicy:
+    """A LoRA being trained on a service, with the methods that a training loop needs.
+
+    Args:
+        service: The connection.
+        model: The base model's name, as the service knows it.
+        tokenizer: Its tokenizer (of transformers).
+        renderer: From `make_renderer`.
+        loss: One of `LOSSES`.
+        loss_config: What the loss takes besides (``clip_low_threshold`` ...).
+        adam: The optimizer's parameters but the learning rate.
+        lora_rank: Rank of the adapters.
+        seed: Of the adapters' initial values.
+        prompt_template: ``{prompt}`` with what the model should be told besides.
+        token_mean: Send advantages divided by the batch's response tokens, so that the loss is the mean over tokens as in the local loop;
+            else the sum, as tinker-cookbook has it. (Adam hardly notices the scale.)
+        reduction: What the service's loss does with a rollout's tokens. ``sum``: adds them up, as Tinker does. ``sequence_mean``: as
+            SkyRL's JAX backend has it, the mean over each datum's positions and then over datums; the advantages are scaled so that the
+            gradient is the one that a sum would give, up to one factor for the whole batch.
+
+    `connect` makes one. All calls raise `ServiceError` when the service fails.
+    """
+
+    def __init__(
+        self,
+        service: TinkerService,
+        model: str,
+        tokenizer: Any,
+        renderer: Renderer,
+        *,
+        loss: str,
+        loss_config: dict[str, float] | None = None,
+        adam: AdamSettings | None = None,
+        lora_rank: int = 32,
+        seed: int = 0,
+        prompt_template: str = "{prompt}",
+        token_mean: bool = False,
+        reduction: str = "sum",
+    ) -> None:
+        if loss not in LOSSES:
+            more = (
+                "; stable_reinforce wants provenance spans, which only the cookbook's loop attaches" if loss == "stable_reinforce" else ""
+            )
+            raise InputError(f"the loss must be one of {', '.join(LOSSES)}, not {loss!r}{more}")
+        if "{prompt}" not in prompt_template:
+            raise InputError(f"the prompt template must hold {{prompt}}; {prompt_template!r} does not")
+        if reduction not in REDUCTIONS:
+            raise InputError(f"the service's reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
+        if lora_rank < 1:
+            raise InputError(f"the LoRA rank must be at least 1, not {lora_rank}")
+        self.service, self.model, self.tokenizer, self.renderer = service, model, tokenizer, renderer
+        self.loss, self.loss_config, self.adam = loss, loss_config, adam or AdamSettings()
+        self.lora_rank, self.seed, self.prompt_template = lora_rank, seed, prompt_template
+        self.token_mean, self.reduction = token_mean, reduction
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0)
+        self.steps = 0
+        self._trainer: Any = None
+        self._sampler: Any = None
+        self._saves = 0
+
+    @classmethod
+    def connect(
+        cls,
+        model: str,
+        *,
+        renderer: str,
+        loss: str,
+        tokenizer: str | Path | Any = None,
+        base_url: str | None = None,
+        system: str | None = None,
+        local_only: bool = True,
+        patience_s: float = 120.0,
+        timeout_s: float = 3600.0,
+        **options: Any,
+    ) -> TinkerPolicy:
+        """Open a session; the adapters are made at first use, or by `load_state`.
+
+        Args:
+            model: The base model's name, as the service knows it.
+            renderer: See `make_renderer`.
+            loss: One of `LOSSES`.
+            tokenizer: A directory, hub id or transformers tokenizer, default ``model``.
+            base_url: The service's address, default ``TINKER_BASE_URL``.
+            system: A system message.
+            local_only: Never ask the hub for the tokenizer.
+            patience_s, timeout_s: See `TinkerService`.
+            **options: `TinkerPolicy`'s own.
+        """
+        if tokenizer is None or isinstance(tokenizer, str | Path):
+            tokenizer = load_tokenizer(tokenizer or model, local_only=local_only)
+        service = TinkerService(base_url, patience_s=patience_s, timeout_s=timeout_s)
+        policy = cls(service, model, tokenizer, make_renderer(renderer, tokenizer, system=system), loss=loss, **options)
+        _ = service.client
+        return policy
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that was said to the service, for a record. No key."""
+        return {
+            "service": self.service.name,
+            "sdk": getattr(load_sdk(), "__version__", None),
+            "model": self.model,
+            "renderer": self.renderer.name,
+            "stop": list(self.renderer.stop),
+            "prompt_template": self.prompt_template,
+            "loss": self.loss,
+            "loss_config": self.loss_config,
+            "token_mean": self.token_mean,
+            "reduction": self.reduction,
+            "adam": asdict(self.adam),
+            "lora_rank": self.lora_rank,
+            "seed": self.seed,
+        }
+
+    # ---- clients
+
+    @property
+    def trainer(self) -> Any:
+        """The SDK's training client."""
+        if self._trainer is None:
+            client = self.service.client
+            self._trainer = self.service.call(
+                "creating the adapters",
+                lambda: client.create_lora_training_client(base_model=self.model, rank=self.lora_rank, seed=self.seed),
+            )
+        return self._trainer
+
+    @property
+    def sampler(self) -> Any:
+        """A sampling client with the weights as they are now."""
+        if self._sampler is None:
+            trainer = self.trainer
+            self._sampler = self.service.call("saving weights for sampling", lambda: trainer.save_weights_and_get_sampling_client())
+        return self._sampler
+
+    # ---- rollouts out
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of the rendered prompt.
+
+        Raises:
+            InputError: there are none.
+        """
+        ids = [int(i) for i in self.renderer.encode(self.prompt_template.replace("{prompt}", prompt))]
+        if not ids:
+            raise InputError(f"the prompt {prompt!r} has no tokens, and a model cannot begin from nothing")
+        return ids
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        generator: torch.Generator | int | None = None,
+    ) -> Samples:
+        """One rollout a prompt, from the whole vocabulary, with the log-probability of each token.
+
+        Args:
+            prompts: B texts.
+            max_new_tokens: Limit; a rollout that meets it without a stop is truncated.
+            temperature: 0 for greedy.
+            seed: Row b is drawn with a seed made of this and b, so that equal prompts give different rollouts and a repeated call gives
+                the same ones where the service honours seeds (SkyRL does). None draws one from torch's global state.
+            generator: What `TransformersPolicy.sample` takes; a seed is drawn from it.
+        """
+        if not prompts:
+            raise InputError("there are no prompts to sample from")
+        if max_new_tokens < 1 or not temperature >= 0:
+            raise InputError(f"max_new_tokens must be at least 1 and temperature at least 0, not {max_new_tokens} and {temperature}")
+        if seed is None:
+            seed = generator if isinstance(generator, int) else int(torch.randint(2**31, (), generator=generator))
+        tinker = load_sdk()
+        encoded = [self.encode(p) for p in prompts]
+        # 32 bits are what every service takes; spread by a generator so that (seed, row) and (seed + 1, row - 1) share nothing.
+        row_seeds = torch.randint(2**31 - 1, (len(prompts),), generator=torch.Generator().manual_seed(seed)).tolist()
+        sampler = self.sampler
+
+        def ask() -> list[Any]:
+            futures = [
+                sampler.sample(
+                    prompt=tinker.ModelInput.from_ints(ids),
+                    num_samples=1,
+                    sampling_params=tinker.SamplingParams(
+                        max_tokens=max_new_tokens, temperature=temperature, seed=row_seed, stop=list(self.renderer.stop)
+                    ),
+                )
+                for ids, row_seed in zip(encoded, row_seeds, strict=True)
+            ]
+            return [settle(f).sequences[0] for f in futures]
+
+        sequences = self.service.call("sampling", ask)
+        responses = [[int(t) for t in s.tokens] for s in sequences]
+        log_probs = [[float(x) for x in (s.logprobs if s.logprobs is not None else [])] for s in sequences]
+        for ids, lps in zip(responses, log_probs, strict=True):
+            if len(ids) != len(lps):
+                raise InputError(
+                    f"{self.service.name} gave {len(lps)} log-probabilities for {len(ids)} sampled tokens: nothing can be learnt"
+                )
+        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
+        truncated = [str(s.stop_reason) != "stop" for s in sequences]
+        return to_samples(list(prompts), texts, encoded, responses, log_probs, truncated, temperature, self.pad_id)
+
+    def log_probs(self, samples: Samples) -> Tensor:
+        """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in the padding."""
+        tinker = load_sdk()
+        sampler = self.sampler
+        rows = rows_of(samples)
+
+        def ask() -> list[Any]:
+            return [settle(f) for f in [sampler.compute_logprobs(tinker.ModelInput.from_ints(p + r)) for p, r, _ in rows]]
+
+        out_BT = torch.zeros(samples.response_mask_BT.shape)
+        for b, (found, (prompt, response, _)) in enumerate(zip(self.service.call("log-probabilities", ask), rows, strict=True)):
+            if len(found) not in (
+                len(prompt) + len(response),
+                len(prompt) + len(response) - 1,
+            ):  # SkyRL leaves the first, undefined one out
+                raise InputError(f"{self.service.name} gave {len(found)} log-probabilities for {len(prompt) + len(response)} tokens")
+            if response:
+                out_BT[b, : len(response)] = torch.tensor([float(x) for x in found[-len(response) :]])
+        return out_BT
+
+    # ---- learning
+
+    def datums(self, samples: Samples, advantages: Tensor | Sequence[float]) -> list[Any]:
+        """What `update` sends: one datum a rollout, its input and targets shifted by one, advantage 0 on the prompt.
+
+        Args:
+            samples: B rollouts, sampled at temperature 1.
+            advantages: (B,), or (B, T) one a token.
+
+        Raises:
+            InputError: another shape, a number that is not finite, or rollouts of another temperature.
+        """
+        tinker = load_sdk()
+        advantages = torch.as_tensor(advantages, dtype=torch.float64)
+        if advantages.shape not in (samples.response_mask_BT.shape, samples.response_mask_BT.shape[:1]):
+            want = tuple(samples.response_mask_BT.shape)
+            raise InputError(f"advantages must be of shape {want[:1]} or {want}, not {tuple(advantages.shape)}")
+        if not torch.isfinite(advantages).all():
+            raise InputError("an advantage is not finite; one such number would ruin the weights on the service for good")
+        if samples.temperature != 1.0:
+            raise InputError(
+                f"these rollouts were sampled at temperature {samples.temperature:g}; a service's loss knows log-probabilities at 1 only"
+            )
+        rows = rows_of(samples)
+        scale = 1.0 / samples.n_tokens if self.token_mean and samples.n_tokens else 1.0
+        mean_positions = sum(len(p) + len(r) - 1 for p, r, _ in rows) / max(1, len(rows))
+        data = []
+        for b, (prompt, response, log_probs) in enumerate(rows):
+            ids = prompt + response
+            if len(ids) < 2:
+                continue  # nothing follows anything
+            before = len(prompt) - 1
+            factor = scale * ((len(ids) - 1) / mean_positions if self.reduction == "sequence_mean" else 1.0)
+            own = (advantages[b, : len(response)] if advantages.ndim == 2 else advantages[b].expand(len(response))) * factor
+            inputs = {
+                "target_tokens": torch.tensor(ids[1:], dtype=torch.int64),
+                "logprobs": torch.tensor([0.0] * before + log_probs, dtype=torch.float32),
+                "advantages": torch.cat([torch.zeros(before, dtype=torch.float64), own]).float(),
+            }
+            data.append(
+                tinker.Datum(
+                    model_input=tinker.ModelInput.from_ints(ids[:-1]),
+                    loss_fn_inputs={name: tinker.TensorData.from_torch(x) for name, x in inputs.items()},
+                )
+            )
+        if not data:
+            raise InputError("none of the rollouts has a token to learn from")
+        return data
+
+    def update(self, samples: Samples, advantages: Tensor | Sequence[float], *, learning_rate: float) -> dict[str, float]:
+        """One optimizer step.
+
+        Args:
+            samples: B rollouts.
+            advantages: (B,), or (B, T).
+            learning_rate: Adam's.
+
+        Returns:
+            ``loss`` (mean over tokens of -ratio x A, before the step), ``ratio_mean``, ``kl_sample_train`` (mean over tokens of the
+            sampling less the training log-probability: 0 when on-policy), ``grad_norm`` where the service tells it, and its own metrics.
+        """
+        tinker = load_sdk()
+        if not learning_rate >= 0:
+            raise InputError(f"the learning rate must be at least 0, not {learning_rate}")
+        data = self.datums(samples, advantages)
+        trainer = self.trainer
+        settings = tinker.AdamParams(learning_rate=learning_rate, **asdict(self.adam))
+
+        def step() -> tuple[Any, Any]:
+            forward = trainer.forward_backward(data, loss_fn=self.loss, loss_fn_config=self.loss_config)
+            optimizer = trainer.optim_step(settings)  # sent before the first is done, so that a service can run both in one cycle
+            return settle(forward), settle(optimizer)
+
+        forward, optimizer = self.service.call("an optimizer step", step)
+        self._sampler = None
+        self.steps += 1
+        metrics = {name: float(v) for name, v in (getattr(optimizer, "metrics", None) or {}).items() if isinstance(v, int | float)}
+        for name in list(metrics):
+            if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm") and "grad_norm" not in metrics:
+                metrics["grad_norm"] = metrics[name]
+        new = [[float(x) for x in output["logprobs"].data] for output in forward.loss_fn_outputs]
+        return {**metrics, **_of_log_probs(samples, torch.as_tensor(advantages, dtype=torch.float64), new)}
+
+    # ---- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Save weights and optimizer on the service; a small JSON record of where."""
+        self._saves += 1
+        name = f"rollonce-{self.steps:06d}-{self._saves:03d}"
+        trainer = self.trainer
+        saved = self.service.call("saving a checkpoint", lambda: trainer.save_state(name))
+        return {
+            "path": str(saved.path),
+            "steps": self.steps,
+            "model": self.model,
+            "lora_rank": self.lora_rank,
+            "service": self.service.name,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, in this or another session.
+
+        Raises:
+            InputError: a checkpoint of another model or rank, or not one at all.
+        """
+        missing = {"path", "steps", "model", "lora_rank"} - state.keys()
+        if missing:
+            raise InputError(f"not a checkpoint of a Tinker policy: it has no {sorted(missing)[0]!r}")
+        if (state["model"], state["lora_rank"]) != (self.model, self.lora_rank):
+            raise InputError(
+                f"the checkpoint is of {state['model']} at LoRA rank {state['lora_rank']}, not of {self.model} at rank {self.lora_rank}"
+            )
+        client, path = self.service.client, state["path"]
+        # A client of its own rather than load_state on the present one: that fails on SkyRL 0.4.0 once the client has done anything else.
+        self._trainer = self.service.call("loading a checkpoint", lambda: client.create_training_client_from_state_with_optimizer(path))
+        self._sampler = None
+        self.steps = int(state["steps"])
+
+    def save_for_sampling(self, name: str) -> str:
+        """Keep the weights as they are now for sampling later; their ``tinker://`` path.
+
+        Args:
+            name: Letters, digits, ``-``, ``_`` and ``.``.
+        """
+        trainer = self.trainer
+        return str(self.service.call("saving weights for sampling", lambda: trainer.save_weights_for_sampler(name)).path)
+
+    def sample_from(self, path: str | None) -> None:
+        """Let `sample` and `log_probs` use weights that `save_for_sampling` kept; None for the present ones again."""
+        client = self.service.client
+        self._sampler = (
+            None if path is None else self.service.call("opening saved weights", lambda: client.create_sampling_client(model_path=path))
+        )
+
+    def close(self) -> None:
+        """End the session on the service."""
+        self._trainer = self._sampler = None
+        self.service.close()
+
+
+# ---- ragged and padded
+
+
+def rows_of(samples: Samples) -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompt ids, response ids and log-probabilities of each rollout, without padding."""
+    return [
+        (
+            samples.prompt_ids_BP[b, samples.prompt_mask_BP[b]].tolist(),
+            samples.response_ids_BT[b, samples.response_mask_BT[b]].tolist(),
+            samples.log_probs_BT[b, samples.response_mask_BT[b]].tolist(),
+        )
+        for b in range(len(samples))
+    ]
+
+
+def to_samples(
+    prompts: list[str],
+    texts: list[str],
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    log_probs: Sequence[Sequence[float]],
+    truncated: Sequence[bool],
+    temperature: float,
+    pad_id: int,
+) -> Samples:
+    """B ragged rollouts as `Samples`: prompts padded on the left, responses on the right."""
+    B, P, T = len(prompts), max(map(len, prompt_ids)), max(1, *map(len, response_ids))
+    prompt_ids_BP, response_ids_BT = torch.full((B, P), pad_id), torch.full((B, T), pad_id)
+    prompt_mask_BP, response_mask_BT = torch.zeros((B, P), dtype=torch.bool), torch.zeros((B, T), dtype=torch.bool)
+    log_probs_BT = torch.zeros((B, T))
+    for b, (prompt, response, lps) in enumerate(zip(prompt_ids, response_ids, log_probs, strict=True)):
+        prompt_ids_BP[b, P - len(prompt) :] = torch.tensor(prompt)
+        prompt_mask_BP[b, P - len(prompt) :] = True
+        if response:
+            response_ids_BT[b, : len(response)] = torch.tensor(response)
+            response_mask_BT[b, : len(response)] = True
+            log_probs_BT[b, : len(response)] = torch.tensor(lps)
+    return Samples(
+        prompts, texts, prompt_ids_BP, prompt_mask_BP, response_ids_BT, response_mask_BT, log_probs_BT, torch.tensor(truncated), temperature
+    )
+
+
+def _of_log_probs(samples: Samples, advantages: Tensor, new: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Loss, ratio and KL from the training log-probabilities that came back (one list a datum, prompts' positions included)."""
+    loss = ratio_sum = kl = 0.0
+    tokens, datum = 0, 0
+    for b, (prompt, response, old) in enumerate(rows_of(samples)):
+        if len(prompt) + len(response) < 2:
+            continue
+        now = torch.tensor(new[datum][len(prompt) - 1 : len(prompt) - 1 + len(response)], dtype=torch.float64)
+        datum += 1
+        then = torch.tensor(old, dtype=torch.float64)
+        own = advantages[b, : len(response)] if advantages.ndim == 2 else advantages[b]
+        ratio = torch.exp(now - then)
+        loss -= float((ratio * own).sum())
+        ratio_sum += float(ratio.sum())
+        kl += float((then - now).sum())
+        tokens += len(response)
+    n = max(1, tokens)
+    return {"loss": loss / n, "ratio_mean": ratio_sum / n, "kl_sample_train": kl / n, "tokens": float(tokens)}
