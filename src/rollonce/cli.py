@@ -36,6 +36,8 @@ VERBS: dict[str, Verb] = {
     "transfer": Verb("transfer", "does a kernel tuned on one set work on another? kernels x sets, as a matrix"),
     "plan": Verb("plan", "one rollout per task or groups at your budget, and the power of a decision rule"),
     "collect": Verb("collect", "calibration rollouts from a policy: a server, a model on this machine, or the embedded one"),
+    "run": Verb("run", "a pre-registered experiment from its specification to its verdict, resumable"),
+    "noise": Verb("noise", "measured gradient noise of every baseline at a fixed policy, beside what B_eff predicts"),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 

@@ -128,7 +128,9 @@ def score_gradients(
         raise InputError(f"buckets of the sketch must be at least 0, not {buckets}")
     sketch = Sketch(n_parameters, buckets, seed, parameters[0].device)
     if len(samples) * sketch.size > 2**31:
-        raise InputError(f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer rollouts")
+        raise InputError(
+            f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer rollouts"
+        )
     sketches_RD = torch.empty((len(samples), sketch.size), dtype=torch.float32)
     norms_R = np.empty(len(samples))
     lengths_R = samples.lengths_B.double().numpy()
@@ -140,9 +142,12 @@ def score_gradients(
         log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
         scale = 1 / mean_length if aggregation == "token" else 1 / lengths_R[i]
         grads = torch.autograd.grad(torch.exp(log_ratio_BT).sum() * scale, parameters, allow_unused=True)
-        flat_P = torch.cat([torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(grads, parameters, strict=True)])
+        flat_P = torch.cat(
+            [torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(grads, parameters, strict=True)]
+        )
         sketches_RD[i] = sketch(flat_P).cpu()
-        norms_R[i] = float(flat_P.double().square().sum())
+        # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half the backward pass.
+        norms_R[i] = sum(float(g.square().sum()) for g in grads if g is not None)
         log_ratios.append(log_ratio_BT.detach().double().cpu().reshape(-1))
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")

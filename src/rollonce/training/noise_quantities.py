@@ -43,7 +43,9 @@ class Design:
     def __post_init__(self) -> None:
         b = self.tasks_KB.shape[1]
         if self.n_tasks < 2 * b:
-            raise InputError(f"noise at batches of {b} needs at least {2 * b} tasks, not {self.n_tasks}: sample more, or lower --batch-size")
+            raise InputError(
+                f"noise at batches of {b} needs at least {2 * b} tasks, not {self.n_tasks}: sample more, or lower --batch-size"
+            )
 
     def of_batches(self, values_K: FloatArray) -> Quantity:
         """The mean of a per-batch value."""
