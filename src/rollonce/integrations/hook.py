@@ -121,6 +121,11 @@ class AdvantageHook:
         """Training steps observed."""
         return self._steps
 
+    @property
+    def rows_waiting(self) -> int:
+        """History mode: rollouts that have not joined the history yet."""
+        return sum(map(len, self._pending))
+
     def fit(self, prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, again: bool = False) -> bool:
         """Fit a baseline that was never fitted (vocabulary, scales) on prompts, say those of the training set; no rewards.
 
@@ -229,7 +234,7 @@ class AdvantageHook:
             self.baseline.observe(batch)
             return
         self._pending.append(batch)
-        if sum(map(len, self._pending)) >= self.step_rows:
+        if self.rows_waiting >= self.step_rows:
             self.end_step()
 
     def end_step(self) -> None:

@@ -125,7 +125,7 @@ class _SingleRollout:
         group_size = int(args.num_generations)
         self.hook = AdvantageHook(baseline, whiten=whiten, scale_by_std=scale_by_std, warn_after=warn_after, group_size=group_size)
         self.last = None
-        self._kept: tuple[list[Any], Any, dict[str, list[Any]]] | None = None
+        self._kept: Any = None  # prompts, rewards a function, columns: of all ranks
         super().__init__(model, reward_funcs, args, *more, **settings)  # pyright: ignore[reportCallIssue]
         self.hook.warn = self.accelerator.is_main_process  # type: ignore[attr-defined]
         self._look_at_data()
@@ -169,9 +169,9 @@ class _SingleRollout:
         import torch
 
         trainer: Any = self
-        self._kept = None
+        self._kept = missing = object()
         output = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        if self._kept is None:
+        if self._kept is missing:
             raise InputError("this TRL did not call _calculate_rewards: the adapter was written for TRL 1.16")
         begin = time.perf_counter()
         prompts, rewards_per_func, columns = self._kept

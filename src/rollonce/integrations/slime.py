@@ -1,0 +1,112 @@
+"""slime and miles: `reward_post_process` for ``--custom-reward-post-process-path`` (untested against the real trainers).
+
+    export ROLLONCE_BASELINE=baseline.json
+    ... --advantage-estimator grpo --n-samples-per-prompt 1 \
+        --custom-reward-post-process-path rollonce.integrations.slime.reward_post_process
+
+Both call the function once a step in the rollout manager, with every sample of the step: all that a baseline needs. Written from the
+sources of August 2026 (slime 624b824, miles 31f1ca9); the estimator ``grpo`` then hands the numbers on as they are.
+
+Settings, each an attribute of ``args`` (``--custom-config-path`` sets such) or an environment variable: ``rollonce_baseline`` /
+``ROLLONCE_BASELINE``, the file; ``rollonce_state`` / ``ROLLONCE_STATE``, where history is kept between runs (``rollonce.json`` in the
+``--save`` directory by default).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollonce.errors import InputError
+from rollonce.integrations.hook import AdvantageHook
+from rollonce.integrations.rows import Rule, refuse, setting_of
+
+RULES = [
+    Rule(
+        "normalize_advantages", True, "whitens the advantages over the data-parallel batch afterwards", "leave --normalize-advantages out"
+    ),
+    Rule(
+        "advantage_estimator",
+        lambda v: v in ("ppo", "reinforce_plus_plus"),
+        "computes its own advantages from the rewards given",
+        "set --advantage-estimator grpo, which hands them on unchanged",
+    ),
+    Rule(
+        "custom_advantage_function_path",
+        lambda v: v is not None,
+        "replaces the advantages on each data-parallel shard",
+        "leave --custom-advantage-function-path out",
+    ),
+]
+SINGLE = [
+    Rule(
+        "dynamic_sampling_filter_path",
+        lambda v: v is not None and "nonzero_std" in str(v),
+        "drops every group whose rewards are equal, which a group of one always is",
+        "leave --dynamic-sampling-filter-path out at --n-samples-per-prompt 1",
+    )
+]
+_hooks: dict[tuple[str, str], AdvantageHook] = {}
+
+
+def _setting(args: Any, name: str) -> str | None:
+    value = setting_of(args, name) or os.environ.get(name.upper())
+    return None if value is None else str(value)
+
+
+def _hook(args: Any) -> tuple[AdvantageHook, Path | None]:
+    file = _setting(args, "rollonce_baseline")
+    if file is None:
+        raise InputError("which baseline? Set ROLLONCE_BASELINE (or args.rollonce_baseline) to the file that rollonce tune wrote")
+    save, state = setting_of(args, "save"), _setting(args, "rollonce_state")
+    path = Path(state) if state else Path(save) / "rollonce.json" if save else None
+    if (file, str(path)) not in _hooks:
+        size = int(setting_of(args, "n_samples_per_prompt", 1))
+        refuse(args, [*RULES, *(SINGLE if size == 1 else [])], "slime")
+        hook = AdvantageHook(file, group_size=size)
+        if path is not None and path.exists():
+            hook.load(path)
+        _hooks[file, str(path)] = hook
+    return _hooks[file, str(path)], path
+
+
+def reward_post_process(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Raw rewards and advantages of a step, one each a sample.
+
+    Args:
+        args: slime's own.
+        samples: The step's ``Sample``s; those with ``remove_sample`` or aborted count for nobody and get 0. Segments with one
+            ``rollout_id`` are one rollout.
+
+    Raises:
+        InputError: without a baseline file, with settings that would spoil the advantages, or where a sample has no reward.
+    """
+    flat = [s for group in samples for s in group] if samples and isinstance(samples[0], list | tuple) else list(samples)
+    hook, path = _hook(args)
+    keep = [not getattr(s, "remove_sample", False) and _status(s) != "aborted" for s in flat]
+    raw = [s.get_reward_value(args) if k or s.reward is not None else 0.0 for s, k in zip(flat, keep, strict=True)]
+    ids = [getattr(s, "rollout_id", None) for s in flat]
+    result = hook.advantages(
+        [s.prompt for s in flat],
+        raw,
+        task_ids=[s.group_index for s in flat] if hook.group_size != 1 else None,
+        columns={c: [_metadata(s, c) for s in flat] for c in hook.columns_needed},
+        keep=keep,
+        rollout_ids=[("row", i) if r is None else ("rollout", r) for i, r in enumerate(ids)],
+    )
+    if path is not None:
+        hook.save(path)
+    return raw, result.advantages_N.tolist()
+
+
+def _status(sample: Any) -> str:
+    status = getattr(sample, "status", None)
+    return str(getattr(status, "value", status))
+
+
+def _metadata(sample: Any, column: str) -> Any:
+    if column not in (sample.metadata or {}):
+        raise InputError(f"the baseline reads the column {column!r}: put it into each sample's metadata (slime's --metadata-key)")
+    return sample.metadata[column]
