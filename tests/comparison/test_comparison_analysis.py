@@ -1,0 +1,298 @@
+"""The comparison on planted effects whose figures are worked out here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import ITEMS, Planted, line, write_runs
+
+from rollonce.comparison import Analysis, Settings, analyse, load_runs
+from rollonce.comparison.curves import first_reach, kaplan_meier_median, ratio_of_means
+from rollonce.comparison.shadow import shadow_ratios
+from rollonce.errors import InputError
+
+GROUPS = {"group_size": 8, "rollouts_per_step": 32, "learning_rate": 2e-4}
+SEED = (-0.02, 0.0, 0.05)
+"""Effect of each seed; mean 0.01, so that nothing cancels by chance."""
+
+
+def seeded(end: float, sign: float = 1.0):
+    """0.2 at the start; at the end ``end`` and the seed's effect; items of the second family 0.1 higher throughout."""
+    return lambda seed, step, item: 0.2 + 0.1 * (item % 2) + (end - 0.2 + sign * SEED[seed]) * step / 40
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    arms = {
+        "none": Planted(seeded(0.3)),
+        "flashreinforce": Planted(seeded(0.4)),
+        "grpo": Planted(seeded(0.35), entry=GROUPS),
+        "critic": Planted(
+            lambda seed, step, item: seeded(0.4)(seed, step, item) + (0.2 * step / 40 if item % 2 else 0.0),
+            seconds={"sample": 0.5, "grade": 0.1, "advantage": 0.0, "critic": 1.0, "update": 0.4},
+        ),
+    }
+    return analyse(load_runs(write_runs(tmp_path_factory.mktemp("runs") / "out", arms)))
+
+
+def difference(found: Analysis, arm: str):
+    return next(d for d in found.differences if d.arm == arm)
+
+
+def test_levels(found: Analysis) -> None:
+    assert found.reference == "flashreinforce"
+    assert [a.name for a in found.arms] == ["flashreinforce", "none", "grpo", "critic"]
+    flash = found.arm("flashreinforce")
+    assert flash.final["sampled"].estimate.value == pytest.approx(0.4 + 0.05 + 0.01)
+    assert flash.final["greedy"].estimate.value == pytest.approx(0.56)
+    assert flash.by_seed["sampled"] == pytest.approx([0.43, 0.45, 0.50])
+    assert flash.start == pytest.approx(0.25)
+    assert flash.gain is not None
+    assert flash.gain.estimate.value == pytest.approx(0.21)
+    assert flash.iqm == pytest.approx(0.46)
+    assert (flash.tasks_per_step, flash.group_size) == (32, 1)
+    assert (found.arm("grpo").tasks_per_step, found.arm("grpo").group_size) == (4, 8)
+
+
+def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> None:
+    # Same seed effects in both arms: seed by seed the difference is exactly -0.1 everywhere.
+    none = difference(found, "none")
+    assert none.paired
+    assert tuple(none.final["sampled"].estimate) == pytest.approx((-0.1, -0.1, -0.1))
+    # Groups of 8 meet other tasks: not paired, so the seeds' spread is in the interval.
+    grpo = difference(found, "grpo")
+    assert not grpo.paired
+    assert "other group sizes" in grpo.why
+    assert grpo.final["sampled"].estimate.value == pytest.approx(-0.05)
+    # Items are alike in both arms, so this is Welch's: se = sqrt(2 var(SEED) / 3), 4 degrees of freedom.
+    se = math.sqrt(2 * np.var(SEED, ddof=1) / 3)
+    assert grpo.final["sampled"].se == pytest.approx(se)
+    assert grpo.final["sampled"].df == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("pairing", "config", "paired"), [("none", {}, False), ("seed", {}, True), ("auto", {"seed_shares": []}, False)])
+def test_pairing_can_be_said(pairing: str, config: dict, paired: bool, tmp_path: Path) -> None:
+    arms = {"flashreinforce": Planted(seeded(0.4)), "none": Planted(seeded(0.3))}
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms, config=config)), Settings(pairing=pairing))
+    assert found.differences[0].paired is paired
+
+
+def test_holm_over_arms(found: Analysis) -> None:
+    p = [d.final["sampled"].p for d in found.differences]
+    assert p[0] == 0.0
+    adjusted = [d.p_holm["sampled"] for d in found.differences]
+    rest = sorted(p[1:])
+    assert sorted(adjusted[1:]) == pytest.approx([min(1, 2 * rest[0]), max(min(1, 2 * rest[0]), rest[1])])
+
+
+def test_families(found: Analysis) -> None:
+    assert [(f.family, f.n_items) for f in found.families] == [("family0", 10), ("family1", 10)]
+    first, second = found.families
+    assert first.start == pytest.approx(0.2)
+    assert second.start == pytest.approx(0.3)
+    assert first.cells["flashreinforce"].level.value == pytest.approx(0.41)
+    assert math.isnan(first.cells["flashreinforce"].difference.value)
+    assert first.cells["critic"].difference.value == pytest.approx(0.0)
+    assert second.cells["critic"].difference.value == pytest.approx(0.2)
+    assert second.cells["critic"].p_holm < 0.05
+    assert first.cells["critic"].p_holm == 1.0
+
+
+def test_time(found: Analysis) -> None:
+    critic = found.arm("critic").times
+    assert critic.total.value == pytest.approx(80.0)
+    assert critic.per_step["critic"] == pytest.approx(1.0)
+    assert critic.shares["critic"] == pytest.approx(0.5)
+    assert critic.ratio.value == pytest.approx(2.0)
+    assert math.isnan(found.arm("flashreinforce").times.ratio.value)
+    assert found.clock == "cpu"
+
+
+def test_area_under_a_straight_line_is_its_middle(found: Analysis) -> None:
+    flash = found.arm("flashreinforce")
+    assert flash.area.estimate.value == pytest.approx((0.25 + 0.46) / 2)
+    assert difference(found, "none").area.estimate.value == pytest.approx(-0.05)
+    assert [p.step for p in flash.curve] == [0, 20, 40]
+    assert [p.rollouts for p in flash.curve] == [0, 640, 1280]
+    assert [p.seconds for p in flash.curve] == pytest.approx([0, 20, 40])
+    assert flash.curve[1].level.value == pytest.approx((0.25 + 0.46) / 2)
+
+
+def test_reach_half_way(found: Analysis) -> None:
+    reach = found.reach
+    assert reach is not None
+    assert reach.level == pytest.approx((0.25 + 0.46) / 2)
+    # Seed s climbs 0.2 + SEED[s] in 1280 rollouts: the level, 0.105 up, is at 1280 * 0.105 / (0.2 + SEED[s]).
+    needed = [1280 * 0.105 / (0.2 + s) for s in SEED]
+    flash = reach.rollouts["flashreinforce"]
+    assert (flash.n_reached, flash.n_runs) == (3, 3)
+    assert flash.median == pytest.approx(needed[1])
+    assert flash.mean_within.value == pytest.approx(np.mean(needed))
+    assert reach.seconds["flashreinforce"].median == pytest.approx(needed[1] / 32)
+    # none climbs 0.1 + SEED[s]: only seed 2 (0.15) reaches 0.105; the others are censored at 1280.
+    none = reach.rollouts["none"]
+    assert none.n_reached == 1
+    assert none.median == math.inf
+    assert reach.rollout_horizon == 1280
+    assert none.mean_within.value == pytest.approx((1280 + 1280 + 1280 * 0.105 / 0.15) / 3)
+    assert none.ratio.value > 1
+    # The critic takes 2 s a step: it reaches the level sooner in rollouts, later in seconds.
+    assert reach.rollouts["critic"].ratio.value < 1 < reach.seconds["critic"].ratio.value
+
+
+def test_reach_of_a_given_level_and_of_none(found: Analysis, tmp_path: Path) -> None:
+    flat = write_runs(tmp_path / "flat", {"none": Planted(line(0.3, 0.3)), "loo": Planted(line(0.3, 0.4))})
+    assert analyse(load_runs(flat)).reach is None  # the reference gains nothing
+    asked = analyse(load_runs(flat), Settings(level=0.35)).reach
+    assert asked is not None
+    assert asked.rollouts["none"].n_reached == 0
+    assert asked.rollouts["loo"].median == pytest.approx(640)
+
+
+def test_first_reach_and_kaplan_meier() -> None:
+    x = np.array([0.0, 10.0, 20.0])
+    assert first_reach(x, np.array([0.5, 0.1, 0.1]), 0.4) == (0.0, True)
+    assert first_reach(x, np.array([0.1, 0.3, 0.2]), 0.25) == (7.5, True)
+    assert first_reach(x, np.array([0.1, 0.2, 0.2]), 0.25) == (20.0, False)
+    # Censored before the first event: of 4 at risk at 5 one goes (.75), of 2 at 8 one (.375): the median is 8.
+    assert kaplan_meier_median([5, 6, 8, 9, 4], [True, False, True, False, False]) == 8
+    assert kaplan_meier_median([5.0, 6.0, 7.0], [True, False, False]) == math.inf
+    same = ratio_of_means(np.array([2.0, 8.0]), np.array([1.0, 1.0]))
+    assert same.value == pytest.approx(4.0)
+    assert same.low * same.high == pytest.approx(16.0)  # symmetric on the log scale
+
+
+def test_shadow_ratios_are_cumulated_not_averaged(tmp_path: Path) -> None:
+    # LOO 0.3 in every second step and 0.1 else, a baseline 0.2 throughout: sums 0.2 / 0.2 = 1, the mean of ratios would be 1 by chance
+    # only where both halves weigh alike, so the third baseline has 0.05 where LOO has 0.1: (0.3 + 0.1) / (0.3 + 0.05).
+    shadow = {
+        "loo": lambda step: 0.3 if step % 2 else 0.1,
+        "flat": 0.2,
+        "better": lambda step: 0.3 if step % 2 else 0.05,
+    }
+    runs = load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3), shadow=shadow)}))
+    ratios = shadow_ratios(runs.arms["none"], "loo")
+    assert set(ratios) == {"flat", "better"}
+    assert ratios["flat"].value == pytest.approx(1.0)
+    assert ratios["better"].value == pytest.approx(0.4 / 0.35)
+    # 40 steps in blocks of 4: each block is alike, so nothing is uncertain.
+    assert (ratios["better"].low, ratios["better"].high) == pytest.approx((0.4 / 0.35, 0.4 / 0.35))
+    found = analyse(runs)
+    assert found.loo == "loo"
+    assert found.shadow["better"].value == pytest.approx(0.4 / 0.35)
+
+
+def test_shadow_intervals_cover(tmp_path: Path) -> None:
+    from rollonce.comparison.shadow import _jackknife
+
+    rng, inside, n = np.random.default_rng(3), 0, 400
+    for _ in range(n):
+        blocks = rng.gamma(20, 1 / 20, (30, 2)) * np.array([0.25, 0.2])
+        e = _jackknife(blocks)
+        inside += e.low <= 1.25 <= e.high
+    assert 0.92 <= inside / n <= 0.98
+
+
+def grid(rates: dict[float, tuple[float, float]], **more) -> dict[str, Planted]:
+    """An arm at several rates: (final test level, final hold-out level)."""
+    return {
+        f"{name}@{rate:g}": Planted(
+            seeded(test - shift),
+            holdout=lambda seed, step, item, h=hold: 0.2 + (h - 0.2) * step / 40,
+            entry={"arm": name, "learning_rate": rate, "group_size": 1, "rollouts_per_step": 32},
+            **more.get(f"{name}@{rate:g}", {}),
+        )
+        for name, shift in (("flashreinforce", 0.0), ("critic", 0.1))
+        for rate, (test, hold) in rates.items()
+    }
+
+
+def test_learning_rates_are_chosen_on_the_holdout_and_reported_on_test(tmp_path: Path) -> None:
+    # The best on test (1e-3) is not the best on the hold-out (2e-4): the latter decides.
+    arms = grid({1e-4: (0.3, 0.25), 2e-4: (0.4, 0.5), 1e-3: (0.5, 0.3)}, **{"critic@0.001": {"ends": {0: ("collapsed", 20)}}})
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
+    assert [a.name for a in found.arms] == ["flashreinforce", "critic"]
+    assert [a.rate for a in found.arms] == [2e-4, 2e-4]
+    assert "hold-out" in found.arms[0].how
+    assert found.arms[0].final["sampled"].estimate.value == pytest.approx(0.4 + 0.05 + 0.01)
+    flash, critic = found.rates
+    assert [p.rate for p in flash.points] == [1e-4, 2e-4, 1e-3]
+    assert [p.final.estimate.value for p in flash.points] == pytest.approx([0.36, 0.46, 0.56])
+    assert flash.chosen == "flashreinforce@0.0002"
+    assert (critic.points[2].n_collapsed, critic.points[2].n_runs) == (1, 3)
+    assert critic.points[2].collapsed.value == pytest.approx(1 / 3)
+    assert flash.over_rates is not None
+    assert flash.over_rates.estimate.value == pytest.approx((0.36 + 0.46 + 0.56) / 3)
+    assert flash.against_reference is None
+    assert critic.against_reference is not None
+    # A tenth below, but for seed 0 at 1e-3, which stopped half-way at 0.25 + (0.2 - 0.02) / 2 of its 0.43: 0.09 lower.
+    assert critic.against_reference.estimate.value == pytest.approx(-0.1 - 0.09 / 9)
+
+
+def test_without_a_holdout_the_middle_rate_stands_for_the_arm(tmp_path: Path) -> None:
+    arms = {name: Planted(p.level, entry=p.entry) for name, p in grid({1e-4: (0.3, 0), 2e-4: (0.4, 0), 1e-3: (0.5, 0)}).items()}
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
+    assert [a.rate for a in found.arms] == [2e-4, 2e-4]
+    assert "no hold-out" in found.arms[0].how
+
+
+def test_ending_below_the_start_is_a_collapse(tmp_path: Path) -> None:
+    arms = {"none": Planted(line(0.3, 0.24)), "loo": Planted(line(0.3, 0.26)), "hot": Planted(line(0.3, 0.3), ends={1: ("nan", 20)})}
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms)), Settings(drop=0.05))
+    assert [a.n_collapsed for a in found.arms] == [3, 0, 1]
+    assert any("hot seed 1 (nan" in note for note in found.notes)
+
+
+def test_seeds_that_only_one_arm_has(tmp_path: Path) -> None:
+    root = write_runs(tmp_path / "out", {"flashreinforce": Planted(seeded(0.4)), "none": Planted(seeded(0.3))})
+    (root / "runs/none/seed2/result.json").unlink()
+    found = analyse(load_runs(root))
+    assert found.differences[0].final["sampled"].n_seeds == 2
+    assert found.differences[0].final["sampled"].estimate.value == pytest.approx(-0.1)  # seeds 0 and 1 of both
+    assert found.arm("flashreinforce").final["sampled"].estimate.value == pytest.approx(0.46)  # all of its own
+    assert any("only one of the two arms" in note for note in found.notes)
+
+
+def test_one_seed_says_so(tmp_path: Path) -> None:
+    found = analyse(load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3)), "loo": Planted(line(0.2, 0.4))}, seeds=[0])))
+    assert math.isnan(found.differences[0].final["sampled"].estimate.low)
+    assert any(note.startswith("Only one seed") for note in found.notes)
+    assert json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_wall_clock_where_the_policy_is_not_on_the_cpu(tmp_path: Path) -> None:
+    root = write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}, config={"policy": {"device": "cuda"}})
+    found = analyse(load_runs(root))
+    assert found.clock == "wall"
+    assert found.arms[0].times.total.value == pytest.approx(80.0)
+
+
+def test_without_shadow_families_greedy_and_entries(tmp_path: Path) -> None:
+    arm = Planted(line(0.2, 0.3), shadow={}, entry={})
+    items = [("", task) for _, task in ITEMS]
+    found = analyse(load_runs(write_runs(tmp_path / "out", {"none": arm, "loo": arm}, items=items, greedy=False)))
+    assert (found.modes, found.families, found.shadow, found.loo, found.rates) == (("sampled",), [], {}, "", [])
+    assert math.isnan(found.arms[0].rate)
+    assert found.differences[0].final["sampled"].p == 1.0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"reference": "nobody"}, {"pairing": "maybe"}, {"difference": 2.0}, {"power": 0.2}, {"drop": 0.0}, {"resamples": 3}],
+)
+def test_bad_settings_are_sentences(bad: dict, tmp_path: Path) -> None:
+    runs = load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}))
+    with pytest.raises(InputError):
+        analyse(runs, Settings(**bad))
+
+
+def test_json_has_no_nan(found: Analysis) -> None:
+    text = json.dumps(found.to_dict(), allow_nan=False)
+    back = json.loads(text)
+    assert back["reach"]["rollouts"]["none"]["median"] is None
+    assert back["differences"][0]["final"]["sampled"]["estimate"]["value"] == pytest.approx(-0.1)
+    assert back["families"][1]["cells"]["critic"]["difference"]["value"] == pytest.approx(0.2)
