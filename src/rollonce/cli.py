@@ -38,6 +38,8 @@ VERBS: dict[str, Verb] = {
     "collect": Verb("collect", "calibration rollouts from a policy: a server, a model on this machine, or the embedded one"),
     "run": Verb("run", "a pre-registered experiment from its specification to its verdict, resumable"),
     "noise": Verb("noise", "measured gradient noise of every baseline at a fixed policy, beside what B_eff predicts"),
+    "train": Verb("train", "train a policy with one baseline, one seed"),
+    "compare": Verb("compare", "train arms x seeds and compare them, with intervals and a verdict"),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 

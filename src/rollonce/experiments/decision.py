@@ -153,8 +153,12 @@ def power_statement(rule: DecisionRule, n: int) -> list[str]:
             text += f"it can never validate (a difference above {needed:+.4f} would be needed, and {high:+g} is the largest there is)."
         else:
             items = math.floor(needed * n + 1e-9) + 1
-            what = "better" if needed >= 0 else "worse at most"
-            text += f"it validates only if the treatment is observed at least {100 * abs(needed):.1f} points {what} (net {items:+d} items)."
+            if needed >= 0:
+                text += f"it validates only if the treatment is observed at least {100 * needed:.1f} points better (net {items:+d} items)."
+            else:
+                text += (
+                    f"it validates unless the treatment is observed {-100 * needed:.1f} points worse, or more (net {items - 1:+d} items)."
+                )
             if c.margin < 0 <= needed:
                 text += " Being exactly as good will end inconclusive."
         out.append(text)

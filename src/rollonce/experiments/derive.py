@@ -20,7 +20,7 @@ class Settings:
     """How the experiment is run. ``origin`` says for each where it came from.
 
     Attributes:
-        engine: ``local`` or ``tinker``.
+        engine: ``local``, ``tinker`` (our loop on a service) or ``cookbook`` (the stock recipe there).
         policy: ``embedded``, a directory, or the service's name of the model.
         tasks: A source of `rollonce.tasks.load_tasks`.
         max_tokens: Response tokens, in training and in evaluation.
@@ -82,11 +82,13 @@ def derive(spec: Spec) -> Settings:
 
     command, gate = spec.command, " ".join(c.measures for c in spec.activation_gate.checks)
     stock = "tinker_cookbook.recipes" in command
-    engine = pick("engine", ("tinker" if stock else None, "the recipe named in command"), default="local")
+    engine = pick("engine", ("cookbook" if stock else None, "the recipe named in command"), default="local")
     gsm8k = "gsm8k:hub" if spec.dataset.name == "gsm8k" else None
     tasks = pick("tasks", (gsm8k, "dataset.name"), ("embedded" if spec.dataset.name == "embedded" else None, "dataset.name"))
     if tasks is None:
-        raise InputError(f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, jsonl:FILE ...)")
+        raise InputError(
+            f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, jsonl:FILE ...)"
+        )
     roles = own.roles or {}
     origin["baseline"] = origin["treatment"] = "rollonce.roles" if own.roles else "the order of arms"
     fallback = "length-bucket" in command and "fallback" in command

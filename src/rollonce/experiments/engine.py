@@ -15,6 +15,10 @@ from rollonce.tasks import Task, TaskSet
 Progress = Callable[[str, int, int], None]
 
 
+class StageFailed(Exception):
+    """A stage came to an end that the specification does not allow: recorded, and the run stops with exit code 1."""
+
+
 class ExperimentTasks(NamedTuple):
     """What the arms train on, what the gate is measured on, and what is graded at the end.
 
@@ -76,6 +80,7 @@ class Engine(Protocol):
     """See the module."""
 
     name: str
+    path: Any
 
     def identity(self) -> dict[str, Any]:
         """What results depend on beside the specification: packages, weights, address of the service. No secrets."""
@@ -95,6 +100,10 @@ class Engine(Protocol):
 
     def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
         """Train in this directory; called again after a kill it goes on where it was, no step twice."""
+        ...
+
+    def discard(self, directory: Path) -> None:
+        """Throw away what was trained in a directory; its logs stay."""
         ...
 
     def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:

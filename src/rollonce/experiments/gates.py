@@ -7,7 +7,7 @@ registered) and by the scoring package's closed form, which must agree. Online, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +39,18 @@ class CheckResult(NamedTuple):
     def sentence(self) -> str:
         """In words."""
         found = ", ".join("not measurable" if v is None else f"{v:.6g}" for v in self.values) or "nothing measured"
-        ends = [f">= {self.min:g}"] if self.min is not None else []
-        ends += [f"<= {self.max:g}"] if self.max is not None else []
-        return f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {' and '.join(ends)} was registered)"
+        return f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {limits(self.min, self.max)} was registered)"
+
+
+def limits(low: float | None, high: float | None) -> str:
+    """What is allowed, in symbols.
+
+    >>> limits(1.03, None), limits(0.0, 0.0)
+    ('>= 1.03', '= 0')
+    """
+    if low is not None and low == high:
+        return f"= {low:g}"
+    return " and ".join(([f">= {low:g}"] if low is not None else []) + ([f"<= {high:g}"] if high is not None else []))
 
 
 def check(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[CheckResult]:
@@ -130,7 +139,9 @@ def offline_score(
         return empty._replace(note=f"{same} (s2 = 0, mean reward {mean:g}): there is no effective batch size to compare")
     on_tasks = reference_on_tasks(advantage, prompts, fitted_on)
     if on_tasks is None:
-        return empty._replace(note=f"no independent reference exists for {advantage!r}, and a gate is not decided by the code that it checks")
+        return empty._replace(
+            note=f"no independent reference exists for {advantage!r}, and a gate is not decided by the code that it checks"
+        )
     mine = reference.simulate_beff(rewards, on_tasks, batch_size=batch_size, batches=n_batches, seed=seed)
     loo = reference.simulate_beff(rewards, reference.loo_on(), batch_size=batch_size, batches=n_batches, seed=seed)
     ratio = (loo.s2 + loo.mse) / (mine.s2 + mine.mse)
@@ -138,7 +149,9 @@ def offline_score(
     scorer = Scorer(table, batch_size, n_batches=n_batches, resamples=resamples, seed=seed)
     scored = scorer.score(baseline if baseline.type != "loo" else LeaveOneOut()).ratio
     agree = abs(ratio - scored.value) <= 5 * se + 1e-9
-    note = "" if agree else f"recipe {ratio:.4f} and closed form {scored.value:.4f} disagree beyond their sampling error: the code is at fault"
+    note = (
+        "" if agree else f"recipe {ratio:.4f} and closed form {scored.value:.4f} disagree beyond their sampling error: the code is at fault"
+    )
     return empty._replace(
         ratio=ratio,
         ratio_se=se,
@@ -156,7 +169,9 @@ def offline_measured(score: OfflineScore) -> dict[str, list[float | None]]:
     return {"offline_beff_ratio_vs_loo_mean": [score.ratio if score.agree else None]}
 
 
-def pilot_measured(treatment: Sequence[StepLog], arms: dict[str, Sequence[StepLog]], baseline: str, treated: str) -> dict[str, list[float | None]]:
+def pilot_measured(
+    treatment: Sequence[StepLog], arms: Mapping[str, Sequence[StepLog]], baseline: str, treated: str
+) -> dict[str, list[float | None]]:
     """For `check`, from the logs of the pilot.
 
     Args:

@@ -39,7 +39,7 @@ def resolve(loaded: LoadedSpec, settings: Settings) -> Pins:
         field = path.rpartition(".")[2]
         if field == "reference_revision":
             resolved[path] = reference_pin()
-        elif field == "baseline_revision" and settings.engine == "tinker":
+        elif field == "baseline_revision" and settings.engine == "cookbook":
             pin = package_pin("tinker-cookbook")
             if pin is None:
                 unresolved[path] = "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"

@@ -123,7 +123,7 @@ class Chain:
             "previous": self.records[-1].hash if self.records else "",
         }
         body = json.loads(json.dumps(body, allow_nan=False))  # as it will be read: tuples are lists, keys are text
-        line = body | {"hash": digest(body)}
+        line: dict[str, Any] = body | {"hash": digest(body)}
         append_line(self.path, line)
         record = Record(**line)
         self.records.append(record)
@@ -165,7 +165,9 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-            raise InputError(f"a run is at work in this directory ({holder}); wait for it, or name another with --out", file=directory) from None
+            raise InputError(
+                f"a run is at work in this directory ({holder}); wait for it, or name another with --out", file=directory
+            ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield

@@ -53,7 +53,7 @@ def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequen
 
 
 def two_clusters(temperature: float) -> tuple[list[str], FloatArray, FloatArray]:
-    """Forced activation: five and three identical prompts, orthogonal across; prompts, rewards and the analytic baseline (MATH: section 1)."""
+    """Forced activation, five and three identical prompts, orthogonal across: prompts, rewards, analytic baseline (MATH: section 1)."""
     cluster: IntArray = np.array([0, 1, 0, 0, 1, 0, 1, 0])
     rewards = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.25, 0.5, 1.0])
     prompts = [("red apple basket", "seventeen engines hummed loudly")[c] for c in cluster]
@@ -62,7 +62,11 @@ def two_clusters(temperature: float) -> tuple[list[str], FloatArray, FloatArray]
 
 def own_cluster_mean(prompts: Sequence[str], rewards: FloatArray) -> FloatArray:
     """What a kernel with no weight across clusters must give: the mean of the others in the own cluster (B,)."""
-    return np.array([np.mean([r for j, (q, r) in enumerate(zip(prompts, rewards, strict=True)) if q == p and j != i]) for i, p in enumerate(prompts)])
+    b = np.empty(len(prompts))
+    for i, own in enumerate(prompts):
+        others = [r for j, (p, r) in enumerate(zip(prompts, rewards, strict=True)) if p == own and j != i]
+        b[i] = sum(others) / len(others)
+    return b
 
 
 def _lengths(prompts: Sequence[str]) -> FloatArray:

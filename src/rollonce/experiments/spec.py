@@ -241,7 +241,7 @@ class Revision(_Part):
 class Extension(_Part):
     """What a runner needs beside the registered text. Anything left out is derived (`rollonce.experiments.derive`)."""
 
-    engine: Literal["local", "tinker"] | None = None
+    engine: Literal["local", "tinker", "cookbook"] | None = None
     policy: str | None = None
     tasks: str | None = None
     train_tasks: int | None = Field(default=None, ge=1)

@@ -1,0 +1,142 @@
+"""Writes the local specifications: one text, few differences. ``python specs/make_local.py`` after changing something here."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LR = 2e-4
+MIXED = (
+    "reasoning-gym:count_bits(min_n=1, max_n=4095) + letter_counting(min_words=1, max_words=2)"
+    " + number_filtering(min_numbers=3, max_numbers=3, min_decimals=0, max_decimals=0, min_value=-30.0, max_value=30.0)"
+    " + number_sorting(min_numbers=3, max_numbers=3, min_decimals=0, max_decimals=0)"
+)
+
+
+def arm(name: str, advantage: str, group: int, steps: int, batch: int = 32) -> dict[str, Any]:
+    return {
+        "name": name,
+        "advantage": advantage,
+        "group_size": group,
+        "groups_per_batch": batch // group,
+        "lr": LR,
+        "seed": 0,
+        "steps": steps,
+    }
+
+
+def check(metric: str, measures: str, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    ends = {k: v for k, v in (("min", low), ("max", high)) if v is not None}
+    return {"metric": metric, "measures": measures, **ends}
+
+
+def base() -> dict[str, Any]:
+    steps, items = 40, 3200
+    arms = [arm("grpo_g8", "group_mean", 8, steps), arm("gs1_tfidf_g1", "tfidf_kernel_loo_T0.1", 1, steps)]
+    optimizer = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": LR, "lora_rank": None, "seed": 0}
+    tolerance = {"atol": 1e-6, "rtol": 1e-5}
+    gradient = {"atol": 1e-5, "rtol": 1e-3, "min_cosine": 0.9999}
+    return {
+        "title": "Local twin: GS1 (TF-IDF kernel, G=1) vs GRPO (G=8) on the embedded policy",
+        "hypothesis": "At 32 rollouts a step, GS1 with the post's TF-IDF kernel is within 5 points of GRPO (group size 8) on held-out "
+        "reasoning-gym tasks after 40 steps.",
+        "method": "The request's experiment in small: the embedded policy instead of a served model, four types of "
+        "reasoning-gym tasks, two that it half solves and two that it nearly never does, instead of GSM8K, full fine-tuning instead of LoRA. Both arms share seed, shuffle, steps, learning rate and loss; they differ in "
+        "grouping and advantage.",
+        "success_criterion": "Validated if the paired Hoeffding interval on the difference lies above -0.05; failed if it lies below; else "
+        "inconclusive. Conditional on the seed-0 checkpoints.",
+        "primary_endpoint": "greedy accuracy of the final checkpoint",
+        "training_type": "rl",
+        "base_model": "embedded",
+        "lora_rank": None,
+        "batch_size": 32,
+        "steps": steps,
+        "arms": arms,
+        "optimizer": {"name": "adam", "lr": LR},
+        "dataset": {"name": "reasoning-gym", "split": "train (arms), calibration (gate), test (verdict)"},
+        "eval": {"benchmark": "reasoning-gym, test split", "metric": "exact answer, greedy", "n_examples": items},
+        "budget": {"gpu_hours": None, "max_wall_minutes": 20},
+        "activation_gate": {
+            "applicable": True,
+            "reason": "GS1 matters only if its baseline differs from the batch mean and predicts better.",
+            "checks": [
+                check("offline_beff_ratio_tfidf_vs_loo_mean", "B_eff of the TF-IDF kernel over that of the LOO mean, B = 32, recipe", 1.03),
+                check("pilot_mean_abs_gs1_minus_batchmean_baseline", "Mean |b - LOO mean| in the pilot", 0.01),
+                check("self_weight_max", "Largest weight of the own reward", 0.0, 0.0),
+                check("executed_rollouts_per_step", "Rollouts a step in each arm", 32, 32),
+                check("executed_group_size_gs1", "Group size in the GS1 arm", 1, 1),
+                check("executed_group_size_grpo", "Group size in the GRPO arm", 8, 8),
+                check("nonzero_advantage_fraction_gs1", "Share of |A| > 1e-6 in the pilot", 0.3),
+            ],
+        },
+        "correctness_preflight": {
+            "required": True,
+            "status": "unresolved: revisions are pinned when the run starts",
+            "paths": [
+                {
+                    "id": "gs1_advantage_estimator",
+                    "kind": "loss",
+                    "baseline_revision": "UNRESOLVED: pin this package's group mean",
+                    "reference_revision": "UNRESOLVED: pin rollonce/reference.py",
+                    "tolerances": {
+                        "baseline_loss": tolerance,
+                        "baseline_gradient": gradient,
+                        "reference_loss": tolerance,
+                        "reference_gradient": gradient,
+                    },
+                }
+            ],
+        },
+        "restoration_preflight": {
+            "applicable": True,
+            "reason": "Both arms start from the same weights: log-probabilities within atol 1e-4.",
+            "groups": [{"arms": [{"name": a["name"], "optimizer": "adam", "optimizer_config": optimizer} for a in arms]}],
+        },
+        "generation_audit": {
+            "answer_comparison": "task_grader",
+            "max_eval_overlaps": 0,
+            "max_label_errors": 0,
+            "min_sample_size": 100,
+            "required": False,
+        },
+        "feasibility_required": True,
+        "decision_rule": {
+            "version": 1,
+            "method": "paired_hoeffding",
+            "unit": "fixed_checkpoint_items",
+            "alpha": 0.05,
+            "seeds": [0],
+            "estimand": "Greedy accuracy, GS1 minus GRPO, after the registered steps.",
+            "criteria": [
+                {"id": "primary", "metric": "accuracy", "bounds": [0, 1], "margin": -0.05, "weights": {"treatment": 1, "baseline": -1}}
+            ],
+        },
+        "rollonce": {
+            "engine": "local",
+            "tasks": MIXED,
+            "train_tasks": 2000,
+            "max_tokens": 96,
+            "calibration_tasks": 128,
+            "calibration_group_size": 8,
+            "calibration_minutes": 10,
+            "pilot_steps": 3,
+            "pilot_eval_items": 100,
+            "item_seconds": 60,
+            "declared_gpus": 0,
+        },
+    }
+
+
+def write(name: str, spec: dict[str, Any]) -> None:
+    (HERE / f"{name}.spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    write("local_twin", base())
+
+
+if __name__ == "__main__":
+    main()
