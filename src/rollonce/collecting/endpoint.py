@@ -212,6 +212,10 @@ class Endpoint:
     def _where(self) -> str:
         return f"the server at {self.base}"
 
+    def without_key(self, text: str) -> str:
+        """The text, with ``***`` for the key."""
+        return text.replace(self._key, "***") if self._key else text
+
     def _quote(self, answer: httpx.Response) -> str:
         """The server's own words, on one line and without the key, which some servers repeat."""
         text = answer.text
@@ -221,9 +225,7 @@ class Endpoint:
             text = error.get("message") or error.get("detail") or text if isinstance(error, dict) else str(error)
         except ValueError:
             pass
-        text = " ".join(str(text).split())
-        if self._key:
-            text = text.replace(self._key, "***")
+        text = self.without_key(" ".join(str(text).split()))
         return repr(text[:200] + ("..." if len(text) > 200 else "")) if text else "no words"
 
 

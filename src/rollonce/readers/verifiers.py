@@ -71,7 +71,7 @@ class Verifiers(Format):
         key = task.get("key") or task.get("hash")
         step = work.get("step", ours.get("step", options.state.get("step")))
         yield Row(
-            _prompt(data, trace),
+            prompt_of(data, trace),
             _reward(trace, options.reward),
             f"{env}/{key}" if key and env else key,
             trace.get("id"),
@@ -140,7 +140,12 @@ def legacy_rows(record: dict[str, Any], options: Options) -> Iterable[Row]:
     yield Row(record["prompt"], reward, f"{env}/{task}" if env and task is not None else task, length=usage.get("output_tokens"))
 
 
-def _prompt(data: dict[str, Any], trace: dict[str, Any]) -> str:
+def prompt_of(data: dict[str, Any], trace: dict[str, Any]) -> str:
+    """The prompt of a task's data, its system prompt before it; without one, what the model saw before its first turn in the trace.
+
+    Raises:
+        InputError: there is neither.
+    """
     prompt, system = data.get("prompt"), data.get("system_prompt")
     if prompt is None:  # the user of the environment opens the conversation: whatever the model saw before its first turn
         messages = []
