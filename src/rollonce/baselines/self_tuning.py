@@ -85,7 +85,8 @@ class SelfTuning(LinearSmoother):
         experts: For each expert the positions of its kernels; one expert with all of them where only kernels are given.
         max_rows: Rewards that a fit uses (the newest). A fit on 500 takes about a second, on 1,000 a few.
         min_rows: Below this many rows of past rewards it stays the leave-one-out mean.
-        refit_every: Steps between refits in `observe`; 0 keeps what `fit_rewards` gave.
+        refit_every: Steps between refits in `observe` (and after steps 1, 2, 4, 8 ... before the first of them); 0 keeps what
+            `fit_rewards` gave.
         alpha, alpha_noise: Of the Dirichlet prior on the shares.
         noise: ``constant``, or ``bernoulli``: a row's noise is in proportion to ``p (1 - p)`` with p its mean reward as predicted
             from the rewards of earlier steps (never of the batch), shrunk by half to their mean. For rewards in [0, 1].
@@ -211,9 +212,17 @@ class SelfTuning(LinearSmoother):
             return
         self._history = self._all_rows.append(batch, max(self.window, self.max_rows if self.refit_every else 0))
         self._steps += 1
-        if self.refit_every and self._steps % self.refit_every == 0:
+        if self._last_refit(self._steps) == self._steps > 0:
             rows = self._history.last(self.max_rows)
             self._learned, self._table = self._fit(rows.tasks, rows.rewards_H), None
+
+    def _last_refit(self, steps: int) -> int:
+        """The step of the newest refit after this many: multiples of ``refit_every``, and powers of two before the first; 0 for none."""
+        if not self.refit_every or steps < 1:
+            return 0
+        if steps >= self.refit_every:
+            return steps - steps % self.refit_every
+        return 1 << (steps.bit_length() - 1)
 
     @property
     def _all_rows(self) -> History:
@@ -229,7 +238,8 @@ class SelfTuning(LinearSmoother):
         clone = copy.copy(self)
         clone._history = clone._learned = clone._table = None
         if self.refit_every and len(history):
-            behind = int(history.ages_H.max()) % self.refit_every
+            steps = int(history.ages_H.max())
+            behind = steps - self._last_refit(steps)
             at = np.flatnonzero(history.ages_H > behind)[-self.max_rows :]
             clone._learned = clone._fit(history.tasks.take(at).detached(), history.rewards_H[at])
         return clone

@@ -101,6 +101,7 @@ class TokenCritic:
         nn.init.zeros_(self.head[-1].bias)  # type: ignore[arg-type]
         self.head.to(policy.device)
         self.started = False
+        self._seen: tuple[Samples, list[Tensor]] | None = None
         self.optimizer = torch.optim.Adam(self.parameters(), lr=learning_rate, betas=(0.9, 0.95))
 
     def parameters(self) -> list[nn.Parameter]:
@@ -129,19 +130,25 @@ class TokenCritic:
     def values(self, samples: Samples) -> Tensor:
         """V before each response token (B, T), without gradient, on the CPU; 0 in the padding."""
         out_BT = torch.zeros(samples.response_mask_BT.shape)
+        kept = []
         with torch.no_grad():
             for index, part in samples.split(self.rows):
-                values = self._values_of(self._hidden(part)).cpu().float() * part.response_mask_BT
+                kept.append(self._hidden(part))
+                values = self._values_of(kept[-1]).cpu().float() * part.response_mask_BT
                 out_BT[index, : values.shape[1]] = values
+        self._seen = (samples, kept) if self.network is None else None
         return out_BT
 
     def learn(self, samples: Samples, old_BT: Tensor, targets_BT: Tensor) -> float:
         """Several updates on one batch; returns the value loss before them (half a squared reward).
 
-        The head's inputs do not move while it learns, so they are computed once.
+        The head's inputs do not move while it learns: they are those that `values` saw, before the policy's update.
         """
         parts = list(samples.split(self.rows))
-        kept = [self._hidden(part) for _, part in parts] if self.network is None else None
+        kept = None
+        if self.network is None:
+            kept = self._seen[1] if self._seen is not None and self._seen[0] is samples else [self._hidden(part) for _, part in parts]
+            self._seen = None
         n_tokens, first = samples.n_tokens, 0.0
         for epoch in range(self.epochs):
             self.optimizer.zero_grad(set_to_none=True)

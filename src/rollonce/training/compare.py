@@ -1,0 +1,230 @@
+"""Arms x seeds over processes. What is done is kept: called again, it goes on with what is missing, and new seeds or arms are added."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollonce.errors import InputError
+from rollonce.training.config import ExperimentConfig, RunConfig, runs_of
+from rollonce.training.files import finished, same_config, write_json
+
+
+class Progress(NamedTuple):
+    """Where a comparison stands.
+
+    Attributes:
+        done, total: Runs.
+        steps_done, steps_total: Of all runs together.
+        running: ``arm seed step reward`` of the runs at hand.
+    """
+
+    done: int
+    total: int
+    steps_done: int
+    steps_total: int
+    running: list[str]
+
+
+class Outcome(NamedTuple):
+    """How a comparison ended.
+
+    Attributes:
+        done: Runs that have a result.
+        errors: Sentences of those that could not run.
+        interrupted: True if it was stopped before all were done.
+    """
+
+    done: int
+    errors: list[str]
+    interrupted: bool
+
+
+def run_directory(out: Path, run: RunConfig) -> Path:
+    """Where a run of a comparison lies."""
+    return out / "runs" / run.name / f"seed{run.seed}"
+
+
+def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -> None:
+    """``compare.json``: the arms as they are run, what they share, and the seeds."""
+    arms: dict[str, Any] = {}
+    for run in runs:
+        arms[run.name] = {
+            "arm": run.name.partition("@")[0],
+            "baseline": run.arm.baseline if run.arm.critic is None else f"token-level critic ({run.arm.critic.kind})",
+            "group_size": run.arm.group_size,
+            "rollouts_per_step": run.train.rollouts,
+            "learning_rate": run.learning_rate,
+        }
+    plan = {
+        "arms": arms,
+        "seeds": list(config.compare.seeds),
+        "steps": config.train.steps,
+        "reference": config.compare.reference,
+        "confidence": config.compare.confidence,
+        "seed_means": "the order of tasks and the stream of samples; the start policy is the same for all",
+        "config": json.loads(config.model_dump_json()),
+    }
+    write_json(out / "compare.json", plan)
+
+
+def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None] | None = None) -> Outcome:
+    """Run every arm with every seed that has no result yet.
+
+    Args:
+        config: What to run.
+        out: The comparison's directory. Runs in it that are of another configuration are refused before anything starts.
+        tell: Called as runs go on.
+
+    Raises:
+        InputError: a run there of another configuration, or a disk that is full.
+    """
+    runs = runs_of(config)
+    for run in runs:
+        directory = run_directory(out, run)
+        if (directory / "config.json").exists():
+            same_config(run, directory)
+    write_plan(config, out, runs)
+    waiting = [run for run in runs if finished(run_directory(out, run)) is None]
+    outcome = _Pool(waiting, out, len(runs), config.train.steps, tell).run(config.compare.processes or os.cpu_count() or 1)
+    return outcome
+
+
+class _Worker:
+    """A worker process and the run it is at."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rollonce.training.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then lets the workers save and leave
+        )
+        self.run: RunConfig | None = None
+        self.step, self.reward = 0, float("nan")
+        self.buffer = b""
+        self.last_words = b""
+
+    def start(self, run: RunConfig, out: Path) -> None:
+        self.run, self.step = run, 0
+        job = {"config": run.model_dump(mode="json"), "directory": str(run_directory(out, run))}
+        assert self.process.stdin is not None
+        self.process.stdin.write((json.dumps(job) + "\n").encode())
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
+
+
+class _Pool:
+    def __init__(self, waiting: list[RunConfig], out: Path, total: int, steps: int, tell: Callable[[Progress], None] | None) -> None:
+        self.waiting, self.out, self.total, self.steps, self.tell = list(waiting), out, total, steps, tell
+        self.done = total - len(waiting)
+        self.errors: list[str] = []
+        self.interrupted = False
+        self.workers: list[_Worker] = []
+
+    def run(self, processes: int) -> Outcome:
+        with selectors.DefaultSelector() as selector:
+            for _ in range(min(processes, len(self.waiting))):
+                worker = _Worker()
+                self.workers.append(worker)
+                assert worker.process.stdout is not None
+                assert worker.process.stderr is not None
+                selector.register(worker.process.stdout, selectors.EVENT_READ, (worker, "out"))
+                selector.register(worker.process.stderr, selectors.EVENT_READ, (worker, "err"))
+                worker.start(self.waiting.pop(0), self.out)
+            while selector.get_map():
+                try:
+                    for key, _ in selector.select():
+                        worker, stream = key.data
+                        data = os.read(key.fd, 65536)
+                        if not data:
+                            selector.unregister(key.fileobj)
+                            if stream == "out":
+                                self._ended(worker)
+                        elif stream == "err":
+                            worker.last_words = (worker.last_words + data)[-4000:]
+                        else:
+                            self._heard(worker, data)
+                except KeyboardInterrupt:
+                    if self.interrupted:
+                        for worker in self.workers:
+                            worker.process.kill()
+                    self.interrupted = True
+                    self.waiting.clear()
+                    for worker in self.workers:
+                        worker.close()
+        for worker in self.workers:
+            worker.process.wait()
+        return Outcome(self.done, self.errors, self.interrupted)
+
+    def _heard(self, worker: _Worker, data: bytes) -> None:
+        worker.buffer += data
+        *lines, worker.buffer = worker.buffer.split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event["event"] == "step":
+                worker.step, worker.reward = event["step"], event["reward"]
+            else:
+                self._finish(worker, event)
+        if self.tell is not None:
+            at = [f"{w.run.name} seed {w.run.seed} step {w.step}: reward {w.reward:.2f}" for w in self.workers if w.run is not None]
+            steps = self.done * self.steps + sum(w.step for w in self.workers if w.run is not None)
+            self.tell(Progress(self.done, self.total, steps, self.total * self.steps, at))
+
+    def _finish(self, worker: _Worker, event: dict[str, Any]) -> None:
+        run = worker.run
+        assert run is not None
+        if event["event"] == "error":
+            self.errors.append(f"{run.name} seed {run.seed}: {event['message']}")
+            if worker.step == 0:
+                self.waiting = [r for r in self.waiting if r.name != run.name]  # its other seeds would say the same
+        elif event["result"]["status"] != "interrupted":
+            self.done += 1
+        worker.run = None
+        if self.waiting and not self.interrupted:
+            worker.start(self.waiting.pop(0), self.out)
+        else:
+            worker.close()
+
+    def _ended(self, worker: _Worker) -> None:
+        """A worker is gone: as told, or killed in the middle of a run."""
+        code = worker.process.wait()
+        if worker.run is not None and not self.interrupted:
+            words = worker.last_words.decode(errors="replace").strip().splitlines()
+            why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}: {words[-1] if words else 'no message'}"
+            self.errors.append(f"{worker.run.name} seed {worker.run.seed}: its process {why}; the same command goes on from its checkpoint")
+            worker.run = None
+
+
+def check_start(config: ExperimentConfig) -> None:
+    """Find out what no run could do, before processes start.
+
+    Raises:
+        InputError: tasks, policy or a baseline that cannot be had.
+    """
+    from rollonce.training.arms import make_baseline
+    from rollonce.training.rolling import tasks_of
+
+    splits = tasks_of(config.tasks)
+    for name, arm in config.arms.items():
+        if config.train.rollouts // arm.group_size > len(splits.train):
+            raise InputError(
+                f"arm {name!r} needs {config.train.rollouts // arm.group_size} different tasks a step, but there are {len(splits.train)}"
+            )
+        try:
+            make_baseline(arm, splits.train.as_tasks())
+        except InputError as error:
+            raise InputError(f"arm {name!r}: {error}") from None
