@@ -11,10 +11,11 @@ its losses (0.38) have no value loss, and SkyRL 0.4.0 takes ``ppo_critic`` over 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,12 +38,29 @@ class AdamSettings:
     Attributes:
         beta1, beta2, eps: Adam's.
         weight_decay: Decoupled; 0 for none.
+        grad_clip_norm: Largest norm of the gradient; 0 for no clipping (SkyRL's JAX backend never clips).
     """
 
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class TinkerUpdate(NamedTuple):
+    """What an optimizer step told.
+
+    Attributes:
+        log_probs_BT: Of the responses under the weights *before* the step, as the trainer computed them (float32, 0 in the padding). Less
+            the samples' own they are 0 when on-policy, up to rounding: the check that sampler and trainer agree.
+        grad_norm: Before clipping; NaN where the service does not tell (Tinker does not, SkyRL does).
+        metrics: The service's own.
+    """
+
+    log_probs_BT: Tensor
+    grad_norm: float
+    metrics: dict[str, float]
 
 
 class TinkerPolicy:
@@ -103,6 +121,7 @@ class TinkerPolicy:
         self.steps = 0
         self._trainer: Any = None
         self._sampler: Any = None
+        self._base: Any = None
         self._saves = 0
 
     @classmethod
@@ -250,8 +269,17 @@ class TinkerPolicy:
 
     def log_probs(self, samples: Samples) -> Tensor:
         """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in the padding."""
+        return self._log_probs(self.sampler, samples)
+
+    def base_log_probs(self, samples: Samples) -> Tensor:
+        """The same under the base model, before any training: what a KL is measured to."""
+        if self._base is None:
+            client = self.service.client
+            self._base = self.service.call("opening the base model", lambda: client.create_sampling_client(base_model=self.model))
+        return self._log_probs(self._base, samples)
+
+    def _log_probs(self, sampler: Any, samples: Samples) -> Tensor:
         tinker = load_sdk()
-        sampler = self.sampler
         rows = rows_of(samples)
 
         def ask() -> list[Any]:
@@ -317,7 +345,7 @@ class TinkerPolicy:
             raise InputError("none of the rollouts has a token to learn from")
         return data
 
-    def update(self, samples: Samples, advantages: Tensor | Sequence[float], *, learning_rate: float) -> dict[str, float]:
+    def update(self, samples: Samples, advantages: Tensor | Sequence[float], *, learning_rate: float) -> TinkerUpdate:
         """One optimizer step.
 
         Args:
@@ -325,16 +353,17 @@ class TinkerPolicy:
             advantages: (B,), or (B, T).
             learning_rate: Adam's.
 
-        Returns:
-            ``loss`` (mean over tokens of -ratio x A, before the step), ``ratio_mean``, ``kl_sample_train`` (mean over tokens of the
-            sampling less the training log-probability: 0 when on-policy), ``grad_norm`` where the service tells it, and its own metrics.
+        Raises:
+            InputError: see `datums`; a negative learning rate.
         """
         tinker = load_sdk()
         if not learning_rate >= 0:
             raise InputError(f"the learning rate must be at least 0, not {learning_rate}")
         data = self.datums(samples, advantages)
         trainer = self.trainer
-        settings = tinker.AdamParams(learning_rate=learning_rate, **asdict(self.adam))
+        known = getattr(tinker.AdamParams, "model_fields", {})
+        sent = {name: value for name, value in asdict(self.adam).items() if name in known or value}
+        settings = tinker.AdamParams(learning_rate=learning_rate, **sent)
 
         def step() -> tuple[Any, Any]:
             forward = trainer.forward_backward(data, loss_fn=self.loss, loss_fn_config=self.loss_config)
@@ -345,11 +374,14 @@ class TinkerPolicy:
         self._sampler = None
         self.steps += 1
         metrics = {name: float(v) for name, v in (getattr(optimizer, "metrics", None) or {}).items() if isinstance(v, int | float)}
-        for name in list(metrics):
-            if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm") and "grad_norm" not in metrics:
-                metrics["grad_norm"] = metrics[name]
-        new = [[float(x) for x in output["logprobs"].data] for output in forward.loss_fn_outputs]
-        return {**metrics, **_of_log_probs(samples, torch.as_tensor(advantages, dtype=torch.float64), new)}
+        norms = [v for name, v in metrics.items() if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm")]
+        log_probs_BT = torch.zeros(samples.response_mask_BT.shape)
+        returned = iter(forward.loss_fn_outputs)
+        for b, (prompt, response, _) in enumerate(rows_of(samples)):
+            if len(prompt) + len(response) > 1:
+                found = [float(x) for x in next(returned)["logprobs"].data]
+                log_probs_BT[b, : len(response)] = torch.tensor(found[len(prompt) - 1 : len(prompt) - 1 + len(response)])
+        return TinkerUpdate(log_probs_BT, norms[0] if norms else math.nan, metrics)
 
     # ---- checkpoints
 
@@ -398,13 +430,13 @@ class TinkerPolicy:
     def sample_from(self, path: str | None) -> None:
         """Let `sample` and `log_probs` use weights that `save_for_sampling` kept; None for the present ones again."""
         client = self.service.client
-        self._sampler = (
-            None if path is None else self.service.call("opening saved weights", lambda: client.create_sampling_client(model_path=path))
-        )
+        self._sampler = None
+        if path is not None:
+            self._sampler = self.service.call("opening saved weights", lambda: client.create_sampling_client(model_path=path))
 
     def close(self) -> None:
         """End the session on the service."""
-        self._trainer = self._sampler = None
+        self._trainer = self._sampler = self._base = None
         self.service.close()
 
 
@@ -448,23 +480,3 @@ def to_samples(
     return Samples(
         prompts, texts, prompt_ids_BP, prompt_mask_BP, response_ids_BT, response_mask_BT, log_probs_BT, torch.tensor(truncated), temperature
     )
-
-
-def _of_log_probs(samples: Samples, advantages: Tensor, new: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Loss, ratio and KL from the training log-probabilities that came back (one list a datum, prompts' positions included)."""
-    loss = ratio_sum = kl = 0.0
-    tokens, datum = 0, 0
-    for b, (prompt, response, old) in enumerate(rows_of(samples)):
-        if len(prompt) + len(response) < 2:
-            continue
-        now = torch.tensor(new[datum][len(prompt) - 1 : len(prompt) - 1 + len(response)], dtype=torch.float64)
-        datum += 1
-        then = torch.tensor(old, dtype=torch.float64)
-        own = advantages[b, : len(response)] if advantages.ndim == 2 else advantages[b]
-        ratio = torch.exp(now - then)
-        loss -= float((ratio * own).sum())
-        ratio_sum += float(ratio.sum())
-        kl += float((then - now).sum())
-        tokens += len(response)
-    n = max(1, tokens)
-    return {"loss": loss / n, "ratio_mean": ratio_sum / n, "kl_sample_train": kl / n, "tokens": float(tokens)}

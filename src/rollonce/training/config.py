@@ -57,7 +57,10 @@ class PolicyConfig(Section):
         sample_rows, train_rows: Rollouts at once when sampling and in a micro-batch of the update; None for all.
         local_only: Never ask a hub for the model.
         prompt_template, system: See `TransformersPolicy`.
-        base_url, renderer: For a service: its address (default TINKER_BASE_URL) and the cookbook renderer's name; None: raw text.
+        base_url, renderer: For a service: its address (default TINKER_BASE_URL), and how prompts become tokens: ``text``, ``chat`` (the
+            tokenizer's template) or the name of one of tinker-cookbook's renderers; None: raw text.
+        reduction: For a service: whether its loss adds a rollout's tokens up (``sum``, as Tinker does) or takes their mean first
+            (``sequence_mean``, SkyRL's JAX backend).
     """
 
     source: str = "embedded"
@@ -76,6 +79,7 @@ class PolicyConfig(Section):
     system: str | None = None
     base_url: str | None = None
     renderer: str | None = None
+    reduction: Literal["sum", "sequence_mean"] = "sum"
 
 
 class TasksConfig(Section):
