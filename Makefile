@@ -43,7 +43,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing rollonce with its extras and the test tools into $(VENV) (some minutes the first time)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,embed,train,inspect]'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,embed,train,inspect,trl]'
 	@touch $(VENV)/.core $@
 
 clean:

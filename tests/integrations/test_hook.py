@@ -64,7 +64,7 @@ def test_six_steps_are_those_of_the_pure_function_and_resume_bit_by_bit(name):
     for k, (prompts, rewards) in enumerate(steps):
         got = hook.advantages(prompts, rewards)
         batch = Batch.of(prompts, rewards)
-        np.testing.assert_array_equal(got.advantages_N, plain.advantages(batch))
+        np.testing.assert_allclose(got.advantages_N, plain.advantages(batch), rtol=0, atol=1e-12)
         np.testing.assert_array_equal(got.baseline_N, plain.predict(batch))
         np.testing.assert_allclose(got.loo_mean_N, (rewards.sum() - rewards) / 15, rtol=0, atol=1e-14)
         plain.observe(batch)
@@ -122,6 +122,16 @@ def test_whitening_and_scaling_are_off_unless_asked():
         assert same.tolist() == [0, 0, 0]
     with pytest.raises(InputError, match="ask for one"):
         AdvantageHook(LeaveOneOut(), whiten=True, scale_by_std=True)
+
+
+def test_equal_rewards_leave_no_rounding_behind():
+    """``W r`` of equal rewards is 1 + 2e-16 here and there, which an optimiser with normalised steps would follow."""
+    baseline = KernelBaseline().fit(PROMPTS)
+    batch = Batch.of(PROMPTS, [0.1] * 64)
+    assert np.abs(baseline.advantages(batch)).max() > 0
+    assert (AdvantageHook(baseline, warn=False).advantages(PROMPTS, [0.1] * 64).advantages_N == 0).all()
+    small = AdvantageHook(LeaveOneOut(), warn=False).advantages(PROMPTS[:2], [0.0, 1e-9]).advantages_N
+    assert small.tolist() == [-1e-9, 1e-9], "small rewards are rewards"
 
 
 def test_history_mode_sees_the_past_alone():

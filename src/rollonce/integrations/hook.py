@@ -39,7 +39,7 @@ class AdvantageResult(NamedTuple):
     """A step's advantages, a number a row of the trainer's batch; 0 for rows that were dropped.
 
     Attributes:
-        advantages_N: ``r - b``, scaled or whitened where asked for (N,) float64.
+        advantages_N: ``r - b``, scaled or whitened where asked for (N,) float64; exactly 0 where only rounding was left.
         baseline_N: ``b`` (N,).
         loo_mean_N: What the plain leave-one-out mean of the same rollouts would have been, for comparison; in history mode the
             running mean of past rewards (N,).
@@ -186,6 +186,8 @@ class AdvantageHook:
             a_R = over_std(a_R, batch.rewards_B)
         elif self.whiten and len(a_R):
             a_R = over_std(a_R - a_R.mean(), a_R)
+        # Rounding is no signal: an optimiser that normalises its step (Muon, Lion) would make a full step of 1e-16.
+        a_R[np.abs(a_R) <= 1e-12 * max(1.0, float(np.abs(batch.rewards_B).max(initial=0.0)))] = 0.0
         metrics = _metrics(batch, b_R, loo_R, prior_R, int((~rows.kept_N).sum()))
         if training and len(batch):
             self._notice(batch, b_R, loo_R, has_tasks=prompts is not None or task_ids is not None)
