@@ -21,7 +21,7 @@ from rollonce.experiments.spec import GATE_METRICS, GateCheck
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, moments
 
-N_BATCHES = 10_000
+N_BATCHES, RESAMPLES = 10_000, 200
 NONZERO = 1e-6
 
 
@@ -111,8 +111,8 @@ def offline_score(
     fitted_on: Sequence[str],
     *,
     batch_size: int,
-    n_batches: int = N_BATCHES,
-    resamples: int = 200,
+    n_batches: int | None = None,
+    resamples: int | None = None,
     seed: int = 0,
 ) -> OfflineScore:
     """Score a fitted baseline in batch.
@@ -127,6 +127,7 @@ def offline_score(
     Raises:
         InputError: fewer tasks than a batch.
     """
+    n_batches, resamples = n_batches or N_BATCHES, RESAMPLES if resamples is None else resamples
     n = len(prompts)
     if n < batch_size:
         raise InputError(f"the gate is registered at batches of {batch_size} distinct tasks, and the calibration has {n}")

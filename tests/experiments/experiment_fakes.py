@@ -1,0 +1,150 @@
+"""An engine that trains nothing, in no time: tasks of two colours, one easy and one hard; every rollout follows from its seed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollonce.baselines import Batch
+from rollonce.experiments.advantages import baseline_of
+from rollonce.experiments.derive import Settings, derive
+from rollonce.experiments.engine import Answer, ExperimentTasks, Fresh, Progress, StepLog, Trained
+from rollonce.experiments.files import append_line, read_lines
+from rollonce.experiments.preflight import OwnPath
+from rollonce.experiments.run import Run
+from rollonce.experiments.spec import ArmSpec, LoadedSpec, Spec, load_spec
+from rollonce.tasks import Task, TaskSet, grader_by_name
+
+SPECS = Path(__file__).parents[2] / "specs"
+SEED_SPEC = SPECS / "gs1_vs_grpo_gsm8k.spec.json"
+EXACT = grader_by_name("exact")
+
+
+def small_spec(**changes: Any) -> dict[str, Any]:
+    """The local twin cut down: 8 rollouts a step, 3 steps, 24 items. Keys with dots go inwards (lists by number)."""
+    spec = json.loads((SPECS / "local_twin.spec.json").read_text())
+    spec["batch_size"], spec["steps"], spec["eval"]["n_examples"] = 8, 3, 24
+    for arm, group in zip(spec["arms"], (4, 1), strict=True):
+        arm.update(group_size=group, groups_per_batch=8 // group, steps=3)
+    for check in spec["activation_gate"]["checks"]:
+        if check["metric"] == "executed_rollouts_per_step":
+            check.update(min=8, max=8)
+        if check["metric"] == "executed_group_size_grpo":
+            check.update(min=4, max=4)
+        if check["metric"] == "nonzero_advantage_fraction_gs1":
+            check.update(min=0.1)
+    spec["rollonce"].update(calibration_tasks=32, calibration_group_size=6, pilot_steps=2, pilot_eval_items=5)
+    spec["activation_gate"]["reason"] = "test"
+    spec["preflight"] = {"tuning": "none"}
+    for key, value in changes.items():
+        put(spec, key, value)
+    return spec
+
+
+def put(document: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``a.0.b``."""
+    *way, last = path.split(".")
+    at: Any = document
+    for key in way:
+        at = at[int(key)] if isinstance(at, list) else at[key]
+    at[int(last) if isinstance(at, list) else last] = value
+
+
+def write_spec(folder: Path, document: dict[str, Any], name: str = "small.spec.json") -> LoadedSpec:
+    """On disk, and loaded."""
+    path = folder / name
+    path.write_text(json.dumps(document))
+    return load_spec(path)
+
+
+def colour_tasks(n: int, start: int, name: str) -> TaskSet:
+    """Half easy, half hard; prompts of one colour share all words but a number."""
+    words = ("red apples in the basket, count", "blue engines on the hill, weigh")
+    return TaskSet([Task(f"{name}{i}", f"{words[i % 2]} {start + i}", str(i), EXACT) for i in range(n)], name)
+
+
+def chance(task_id: str, *more: object) -> float:
+    """A number in [0, 1) that follows from a text alone."""
+    return float(np.random.default_rng([zlib.crc32(repr((task_id, *more)).encode())]).random())
+
+
+class FakeEngine:
+    """See the module. ``tick`` is called with what is about to happen."""
+
+    name = "fake"
+
+    def __init__(self, spec: Spec, settings: Settings, tick: Callable[[str], None] = lambda what: None) -> None:
+        self.spec, self.settings, self.tick = spec, settings, tick
+        self.path = OwnPath()
+        self.easy, self.hard = 0.9, 0.1
+        self.skill = {"grpo_g8": 0.5, "gs1_tfidf_g1": 0.5}
+        self.drift: dict[str, float] = {}
+        self.optimizer_change: dict[str, Any] = {}
+        self.slow_items: set[str] = set()
+
+    def identity(self) -> dict[str, Any]:
+        return {"engine": "fake"}
+
+    def tasks(self) -> ExperimentTasks:
+        train, calibration, test = colour_tasks(40, 0, "train"), colour_tasks(32, 1000, "cal"), colour_tasks(24, 2000, "test")
+        return ExperimentTasks(train, train, calibration, test, [(t, t.reference) for t in train])
+
+    def reward(self, task: Task, *seed: object) -> float:
+        return float(chance(task.id, *seed) < (self.easy if task.prompt.startswith("red") else self.hard))
+
+    def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+        self.tick("sample")
+        return [[Answer(self.reward(t, seed, k), False, 3) for k in range(group_size)] for t in tasks]
+
+    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
+        own = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": arm.lr, "lora_rank": None, "seed": arm.seed}
+        return Fresh([[-1.0 + self.drift.get(arm.name, 0.0), -2.0] for _ in prompts], own | self.optimizer_change)
+
+    def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
+        directory.mkdir(parents=True, exist_ok=True)
+        log, train = directory / "log.jsonl", self.tasks().train
+        baseline = baseline_of(self.spec, arm.advantage).fit(train.prompts)
+        done = len(list(read_lines(log, mend=True)))
+        for step in range(done + 1, steps + 1):
+            self.tick(f"train {arm.name} {step}")
+            order = np.random.default_rng([arm.seed, step]).permutation(len(train))[: arm.groups_per_batch]
+            tasks = [train[int(i)] for i in order for _ in range(arm.group_size)]
+            rewards = [self.reward(t, arm.name, step, k) for k, t in enumerate(tasks)]
+            batch = Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks])
+            b = baseline.predict(batch)
+            row = StepLog(step, [t.id for t in tasks], rewards, b.tolist(), (batch.rewards_B - b).tolist(), arm.group_size, arm.lr, 0.01, 0.0)
+            append_line(log, row._asdict())
+            progress(arm.name, step, steps)
+        (directory / "weights").write_text(arm.name)
+        return Trained([StepLog(**row) for row in read_lines(log)], str(directory / "weights"), f"fake {arm.name}", [])
+
+    def discard(self, directory: Path) -> None:
+        (directory / "weights").unlink(missing_ok=True)
+
+    def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
+        self.tick("answer")
+        if any(t.id in self.slow_items for t in tasks):
+            import time
+
+            time.sleep(5)
+        arm = Path(checkpoint).read_text()
+        return [Answer(float(chance(t.id, arm) < self.skill[arm]), False, 4) for t in tasks]
+
+
+def open_run(loaded: LoadedSpec, directory: Path, tick: Callable[[str], None] = lambda what: None, **options: Any) -> tuple[Run, FakeEngine]:
+    """A run with a fake engine."""
+    settings = derive(loaded.spec)
+    engine = FakeEngine(loaded.spec, settings, tick)
+    directory.mkdir(parents=True, exist_ok=True)
+    return Run(loaded, settings, engine, directory, **options), engine
+
+
+def deep(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy to change."""
+    return copy.deepcopy(document)
