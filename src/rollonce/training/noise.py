@@ -121,6 +121,10 @@ def measure_noise(
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in todo):
         todo.insert(0, LeaveOneOut())
     loo = _parts(drawn, design, LeaveOneOut(), mu2, norm2, seed)
+    if not loo.noise.value > 1e-12 * norm2.value:
+        raise InputError(
+            f"the noise of the LOO mean comes out at {loo.noise.value:.2g}, not above zero: sample more tasks, or check the gradients"
+        )
     oracle = (design.of_tasks(tasks.perfect_N) - mu2) / batch_size if g >= 3 else None
     rows = []
     for i, baseline in enumerate(todo):
