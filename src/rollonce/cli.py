@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "noise": Verb("noise", "measured gradient noise of every baseline at a fixed policy, beside what B_eff predicts"),
     "train": Verb("train", "train a policy with one baseline, one seed"),
     "compare": Verb("compare", "train arms x seeds and compare them, with intervals and a verdict"),
+    "report": Verb("report", "compare the arms of a directory of training runs: differences with intervals, time, one page"),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 

@@ -69,7 +69,7 @@ class _Work:
         self.kind = (self.mode, runs.final_split)
         self.curve_kind = (self.mode, runs.curve_split)
         self.chosen, self.how = choose(runs, self.mode)
-        self.reference = _reference(self.chosen, settings.reference)
+        self.reference = _reference(self.chosen, settings.reference, runs.config)
         order = [self.reference, *(b for b in self.chosen if b != self.reference)]
         self.arms = {base: runs.arms[self.chosen[base]] for base in order}
         self.all = [r for some in self.arms.values() for r in some]
@@ -288,8 +288,9 @@ class _Work:
         if runs.final_split == "holdout":
             notes.append("There are no test items; all figures are of the hold-out.")
         if runs.curve_split != runs.final_split:
-            along = f"Curves are of the {runs.curve_split} items, evaluated along the way"
-            notes.append(f"{along}; final figures of the {runs.final_split} items.")
+            words = {"test": "test", "holdout": "hold-out"}
+            along = f"Curves are of the {words[runs.curve_split]} items, evaluated along the way"
+            notes.append(f"{along}; final figures of the {words[runs.final_split]} items.")
         budgets = {float(r.metrics.rollouts_T[-1]) for r in self.all if not r.ended_badly and len(r.metrics.rollouts_T)}
         if len(budgets) > 1:
             notes.append(f"The runs did not have the same number of rollouts: {min(budgets):,.0f} to {max(budgets):,.0f}.")
@@ -306,9 +307,11 @@ class _Work:
         return notes
 
 
-def _reference(chosen: dict[str, str], asked: str | None) -> str:
+def _reference(chosen: dict[str, str], asked: str | None, config: dict[str, Any]) -> str:
     if asked is None:
-        return "flashreinforce" if "flashreinforce" in chosen else next(iter(chosen))
+        compare = config.get("compare")
+        wanted = config.get("reference") or (compare.get("reference") if isinstance(compare, dict) else None) or "flashreinforce"
+        return wanted if wanted in chosen else next(iter(chosen))
     if asked not in chosen:
         raise InputError(f"the reference {asked!r} is no arm with a run that can be used; there are {', '.join(chosen)}")
     return asked

@@ -19,7 +19,7 @@ class Settings(NamedTuple):
     """How a comparison is made.
 
     Attributes:
-        reference: Arm to compare with; None: ``flashreinforce`` or, without one, the first.
+        reference: Arm to compare with; None: that of compare.json, or ``flashreinforce``, or the first.
         pairing: ``auto``, ``seed`` or ``none``; see `_pairing`.
         difference: A difference worth telling (0.02 is 2 points): for the number of seeds that it would take.
         power: The wanted chance of telling it.

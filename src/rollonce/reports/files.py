@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,26 @@ def write_csv(path: str, boards: Sequence[Board]) -> None:
                     ]
                     row += [s.dead, s.window, s.window_asked, s.method, s.scored_as, s.n_batches, m.n_tasks, m.n_rollouts, m.snr.value]
                     writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    try:
+        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".", suffix=Path(path).suffix)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:
+                f.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     except OSError as error:
         raise cannot_write(path, error) from None
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +13,7 @@ from markupsafe import Markup, escape
 
 from rollonce import __version__
 from rollonce.reports import svg
-from rollonce.reports.files import cannot_write
+from rollonce.reports.files import write_text
 from rollonce.reports.words import capital, interval, number, precision, significant, verdict
 from rollonce.scoring import Board, Estimate, Score
 
@@ -40,19 +38,7 @@ def write_page(path: str, boards: Sequence[Board], command: str) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    text = render(boards, command)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".", suffix=".html")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:
-                f.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    write_text(path, render(boards, command))
 
 
 def render(boards: Sequence[Board], command: str) -> str:
@@ -68,7 +54,7 @@ def render(boards: Sequence[Board], command: str) -> str:
     environment.globals.update(
         number=number, significant=significant, interval=interval, precision=precision, capital=capital, math=math, min=min
     )
-    environment.filters.update(sub=_subscript, wbr=_breakable)
+    environment.filters.update(sub=subscript, wbr=breakable)
     sections = [_section(i, board) for i, board in enumerate(boards)]
     snrs = [s["board"].moments.snr for s in sections]
     snr_scale = svg.log_scale(snrs)
@@ -103,12 +89,12 @@ def _headline(boards: Sequence[Board]) -> str:
     return f"The best baseline is worth {spread} times the plain leave-one-out mean; on {on} it can be told apart from it."
 
 
-def _subscript(text: str) -> Markup:
+def subscript(text: str) -> Markup:
     """``B_eff`` as people write it."""
     return Markup(escape(text).replace("B_eff", Markup("B<sub>eff</sub>")))
 
 
-def _breakable(text: str) -> Markup:
+def breakable(text: str) -> Markup:
     """A name that may break after an underscore or a hyphen."""
     return Markup(re.sub(r"([_/-])", r"\1<wbr>", str(escape(text))))
 

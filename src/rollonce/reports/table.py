@@ -30,7 +30,7 @@ def print_board(console: Console, board: Board) -> None:
     console.print(Text(words.headline, style="green" if words.apart else ""))
     for sentence in words.more:
         console.print(Text(sentence))
-    console.print(Text(_safe(console, moments_sentence(board)), style="dim"))
+    console.print(Text(safe(console, moments_sentence(board)), style="dim"))
     console.print()
     levels = any(math.isfinite(s.b_eff.value) for s in board.scores)
     console.print(score_table(console, board.scores, levels))
@@ -47,7 +47,7 @@ def print_board(console: Console, board: Board) -> None:
 
         console.print(group_table(board.groups))
     for note in board.notes:
-        console.print(Padding(Text(f"Note: {_safe(console, note)}", style="yellow"), (1 if note is board.notes[0] else 0, 0, 0, 0)))
+        console.print(Padding(Text(f"Note: {safe(console, note)}", style="yellow"), (1 if note is board.notes[0] else 0, 0, 0, 0)))
 
 
 def score_table(console: Console, scores: Sequence[Score], levels: bool, scale_of: Sequence[Score] | None = None) -> Table:
@@ -77,8 +77,8 @@ def score_table(console: Console, scores: Sequence[Score], levels: bool, scale_o
         cells = [*level, number(score.ratio.value, precision(score.ratio)), interval(score.ratio)]
         label = score.label + ("*" if score.scored_as else "")
         table.add_row(
-            Text(_safe(console, label)),
-            *(Text(_safe(console, c), style=style if i >= len(level) else "") for i, c in enumerate(cells)),
+            Text(safe(console, label)),
+            *(Text(safe(console, c), style=style if i >= len(level) else "") for i, c in enumerate(cells)),
             bar,
         )
     return table
@@ -113,8 +113,8 @@ def watch_view(console: Console, name: str, scores: Sequence[WatchScore]) -> Gro
         cells = [f"{score.mean_squared_advantage:.4g}", number(ratio.value, precision(ratio)), interval(ratio), number(score.recent)]
         bar = Text(draw_bar(ratio, low, high, size, can_draw(console)), style=style)
         label = score.label + ("*" if score.scored_as else "")
-        table.add_row(Text(_safe(console, label)), *(Text(_safe(console, c)) for c in cells), bar)
-    head = Text.assemble((_safe(console, name), "bold"), (f"  {scores[0].steps} steps, {scores[0].rows} rollouts", "dim"))
+        table.add_row(Text(safe(console, label)), *(Text(safe(console, c)) for c in cells), bar)
+    head = Text.assemble((safe(console, name), "bold"), (f"  {scores[0].steps} steps, {scores[0].rows} rollouts", "dim"))
     foot = [Text("* counts its own reward; scored as its leave-one-out twin", style="dim")] if any(s.scored_as for s in scores) else []
     return Group(head, table, *foot)
 
@@ -175,7 +175,7 @@ def _axis(low: float, high: float, size: int) -> Text:
     return Text("".join(cells), style="dim not bold")
 
 
-def _safe(console: Console, text: str) -> str:
+def safe(console: Console, text: str) -> str:
     """Without signs that the output cannot encode."""
     if can_draw(console):
         return text

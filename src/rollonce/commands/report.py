@@ -1,0 +1,131 @@
+"""``rollonce report``: a directory of runs, compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from rollonce.commands.terminal import Flag, command_line, out, print_json, remark
+from rollonce.errors import InputError
+
+if TYPE_CHECKING:
+    from rollonce.comparison import Analysis
+
+HELP = """\
+Which arm ended higher, by how much, and can that be told at all? Reads the runs
+that `rollonce compare` wrote to a directory and compares every arm with one:
+final accuracy (sampled and greedy, by family) with 95% intervals over seeds and
+items, learning curves, rollouts and time to a level, where the time went, the
+effective batch sizes measured along the way, and learning rates where several
+were tried. Where no difference can be shown, how many seeds it would take.
+
+Runs that have not finished, or are damaged, are named and left out.
+
+Examples:
+  rollonce report runs/embedded
+  rollonce report runs/embedded --html out.html --markdown out.md
+  rollonce report runs/embedded --reference grpo --difference 0.01 --json
+"""
+
+
+@dataclass
+class Args:
+    """Options of ``rollonce report``."""
+
+    directory: Annotated[str, Positional, arg(metavar="DIR", help_behavior_hint="")] = ""
+    """The directory that `rollonce compare` wrote."""
+    reference: Annotated[str | None, arg(metavar="ARM", help_behavior_hint="")] = None
+    """The arm that others are compared with. Default: compare.json's, or flashreinforce, or the first."""
+    pairing: Annotated[Literal["auto", "seed", "none"], arg(metavar="HOW")] = "auto"
+    """Take differences seed by seed: where a seed means the same tasks in the same order (auto), always, or never."""
+    difference: Annotated[float, arg(metavar="SHARE")] = 0.02
+    """The difference worth telling, for the number of seeds needed; 0.02 is 2 points."""
+    level: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="")] = None
+    """Accuracy for "rollouts to reach". Default: half-way from the start to where the reference ends."""
+    drop: Annotated[float, arg(metavar="SHARE")] = 0.05
+    """A run that ends so far below its start has collapsed."""
+    resamples: Annotated[int, arg(metavar="N")] = 2000
+    """Of the bootstrap behind the interquartile mean."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Of the bootstrap."""
+    html: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write one self-contained HTML page as well."""
+    markdown: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write Markdown as well."""
+    json: Flag = False
+    """Print JSON and nothing else."""
+
+
+def run(args: Args) -> int:
+    """Compare, print and write.
+
+    Raises:
+        InputError: for a directory without usable runs, or bad options.
+    """
+    if not args.directory:
+        raise InputError("no DIR given; name the directory that `rollonce compare` wrote")
+    report(args, command_line("report"))
+    return 0
+
+
+def report(args: Args, command: str) -> None:
+    """What ``rollonce report`` does; `rollonce compare` ends with it.
+
+    Args:
+        args: As for the command.
+        command: What the page says it was made by.
+
+    Raises:
+        InputError: for a directory without usable runs, or bad options.
+    """
+    from rollonce.comparison import Settings, analyse, load_runs
+    from rollonce.reports.files import check_writable, write_text
+
+    check_writable(args.html, args.markdown)
+    runs = load_runs(args.directory)
+    found = analyse(
+        runs,
+        Settings(
+            reference=args.reference,
+            pairing=args.pairing,
+            difference=args.difference,
+            level=args.level,
+            drop=args.drop,
+            resamples=args.resamples,
+            seed=args.seed,
+        ),
+    )
+    if args.html:
+        from rollonce.reports.comparison_page import write_comparison_page
+
+        write_comparison_page(args.html, found, command)
+    if args.markdown:
+        from rollonce.reports.comparison_markdown import comparison_markdown
+
+        write_text(args.markdown, comparison_markdown(found, command))
+    if args.json:
+        print_json(comparison_json(found, command))
+    else:
+        from rollonce.reports.comparison_table import print_comparison
+
+        print_comparison(out(), found)
+    for path in filter(None, (args.html, args.markdown)):
+        remark(f"wrote {path}")
+
+
+def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
+    """What ``--json`` prints: the whole comparison, its verdict in words, and the critic's predicted cost marked as such."""
+    from rollonce import __version__
+    from rollonce.comparison.cost_model import Setup, predictions
+    from rollonce.comparison.results import plain
+    from rollonce.reports.comparison_words import comparison_verdict
+
+    return {
+        "rollonce": __version__,
+        "command": command,
+        "verdict": comparison_verdict(found)._asdict(),
+        **found.to_dict(),
+        "critic_cost": {"what": "PREDICTION from formulas, not measured", "assumptions": plain(Setup()), "table": plain(predictions())},
+    }

@@ -1,0 +1,162 @@
+"""A comparison of arms as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rollonce import __version__
+from rollonce.comparison import Analysis
+from rollonce.comparison.cost_model import predictions
+from rollonce.comparison.reading import PARTS
+from rollonce.reports.comparison_page import KINDS, assumptions, p_text
+from rollonce.reports.comparison_words import (
+    bracket,
+    comparison_verdict,
+    count,
+    outcome,
+    percent,
+    percent_interval,
+    points,
+    rate,
+    rates_sentence,
+    seconds,
+    shadow_sentence,
+)
+from rollonce.reports.words import interval, number
+
+
+def comparison_markdown(found: Analysis, command: str) -> str:
+    """The whole comparison, for a repository or an issue."""
+    verdict = comparison_verdict(found)
+    out = [f"# {verdict.headline}", ""]
+    out += [f"* {line}" for line in verdict.more]
+    split = "hold-out" if found.final_split == "holdout" else "test"
+    for mode in found.modes:
+        out += ["", f"## Final accuracy, {mode} ({found.n_items} {split} items)", ""]
+        gaps = {d.arm: d for d in found.differences}
+        rows = []
+        for arm in found.arms:
+            level, d = arm.final[mode].estimate, gaps.get(arm.name)
+            gap = d.final[mode].estimate if d else None
+            told = {"better": "above", "worse": "below", "even": "not told apart"}.get(outcome(d, mode), "") if d else "reference"
+            rows.append(
+                [
+                    arm.name,
+                    str(len(arm.seeds)),
+                    f"{percent(level.value)} {percent_interval(level)}",
+                    f"{points(gap.value)} {bracket(gap)}" if gap else "",
+                    p_text(d.p_holm[mode]) if d else "",
+                    told,
+                ]
+            )
+        out += _table(["arm", "seeds", "accuracy, 95%", f"points to {found.reference}, 95%", "p (Holm)", ""], rows)
+    if found.differences:
+        out += ["", f"## In more ways ({found.modes[0]})", ""]
+        rows = [
+            [
+                d.arm,
+                f"{points(d.iqm.value)} {bracket(d.iqm)}",
+                f"{percent(d.improvement.value, 0)} {percent_interval(d.improvement)}",
+                f"{points(d.area.estimate.value)} {bracket(d.area.estimate)}",
+                "-" if math.isnan(d.smallest) else points(d.smallest),
+                str(d.seeds_needed or ("-" if math.isnan(d.smallest) else "more items")),
+                d.why,
+            ]
+            for d in found.differences
+        ]
+        wanted = number(100 * found.settings.difference, 1).removesuffix(".0")
+        heads = [
+            "arm",
+            "interquartile mean",
+            "chance to end above",
+            "area under the curve",
+            "told apart at",
+            f"seeds for {wanted} points",
+            "pairing",
+        ]
+        out += _table(heads, rows)
+    if found.reach:
+        out += ["", f"## To reach {percent(found.reach.level)} ({found.reach.why})", ""]
+        rows = [
+            [
+                name,
+                f"{r.n_reached} of {r.n_runs}",
+                count(r.median),
+                f"{number(r.ratio.value)} {interval(r.ratio)}",
+                seconds(s.median),
+                f"{number(s.ratio.value)} {interval(s.ratio)}",
+            ]
+            for name, r in found.reach.rollouts.items()
+            for s in [found.reach.seconds[name]]
+        ]
+        relative = f"× {found.reference}, within the horizon"
+        out += _table(["arm", "runs that did", "rollouts (median)", relative, f"{found.clock} time (median)", relative], rows)
+    if found.families and found.differences:
+        out += ["", f"## Families: {found.reference}, and points to it", ""]
+        rows = []
+        for f in found.families:
+            cells = []
+            for d in found.differences:
+                c = f.cells[d.arm]
+                text = points(c.difference.value, 0)
+                cells.append(f"**{text}**" if c.p_holm < 0.05 else text)
+            rows.append([f.family, str(f.n_items), percent(f.start, 0), percent(f.cells[found.reference].level.value, 0), *cells])
+        out += _table(["family", "items", "start", found.reference, *(d.arm for d in found.differences)], rows)
+        out += ["", "Bold: p < .05 after Holm's correction over the whole table."]
+    if found.shadow:
+        out += ["", "## B_eff relative to LOO, measured in training", "", shadow_sentence(found), ""]
+        ordered = sorted(found.shadow.items(), key=lambda x: -x[1].value)
+        out += _table(["scored alongside", "ratio to LOO, 95%"], [[k, f"{number(v.value)} {interval(v)}"] for k, v in ordered])
+    out += ["", f"## Where the time goes ({found.clock} seconds)", ""]
+    rows = [
+        [
+            a.name,
+            seconds(sum(a.times.per_step.values())),
+            *(percent(a.times.shares[p]) for p in PARTS),
+            f"{number(a.times.ratio.value)} {interval(a.times.ratio)}",
+        ]
+        for a in found.arms
+    ]
+    out += _table(["arm", "a step", *PARTS, f"× {found.reference} a rollout"], rows)
+    if found.rates:
+        out += ["", "## Learning rates", "", *(f"* {line}" for line in rates_sentence(found)), ""]
+        rows = [
+            [
+                c.base,
+                rate(p.rate) + (" (chosen)" if p.arm == c.chosen else ""),
+                f"{percent(p.final.estimate.value)} {percent_interval(p.final.estimate)}",
+                percent(p.holdout),
+                f"{p.n_collapsed} of {p.n_runs}",
+            ]
+            for c in found.rates
+            for p in c.points
+        ]
+        out += _table(["arm", "rate", "final, 95%", "hold-out", "collapsed"], rows)
+    if any(a.times.shares["critic"] > 0.005 for a in found.arms):
+        out += ["", "## PREDICTION: a token-level critic at 1 to 8 billion parameters", "", f"Not measured. {assumptions()}", ""]
+        rows = [
+            [
+                p.model,
+                KINDS[p.kind],
+                number(p.memory / 1e9, 0),
+                number(p.memory_ratio),
+                seconds(p.seconds),
+                number(p.time_ratio),
+                percent(p.critic_share),
+            ]
+            for p in predictions()
+        ]
+        out += _table(["policy", "critic", "memory, GB", "×", "a step", "×", "critic's share"], rows)
+    if found.notes or found.left_out:
+        out += ["", "## To know", "", *(f"* {note}" for note in found.notes)]
+        out += [f"* Not used: {x.arm}, seed {x.seed}: {x.reason}" for x in found.left_out]
+    out += ["", f"Made by `{command}` (rollonce {__version__}).", ""]
+    return "\n".join(out)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(c.replace("|", "\\|").strip() for c in cells) + " |"
+
+    return [line(head), "|" + "---|" * len(head), *map(line, rows)]

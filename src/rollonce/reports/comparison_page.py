@@ -1,0 +1,268 @@
+"""A comparison of arms as one HTML page: no scripts, no fonts, no requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from rollonce import __version__
+from rollonce.comparison import Analysis, ArmSummary
+from rollonce.comparison.cost_model import MODELS, Setup, predict, predictions
+from rollonce.comparison.reading import PARTS
+from rollonce.reports import svg
+from rollonce.reports.comparison_svg import BANDS, Line, chart, linear_scale, seed_bar, stack
+from rollonce.reports.comparison_words import (
+    bracket,
+    comparison_verdict,
+    count,
+    outcome,
+    percent,
+    percent_interval,
+    points,
+    rate,
+    rates_sentence,
+    seconds,
+    shadow_sentence,
+)
+from rollonce.reports.files import write_text
+from rollonce.reports.page import breakable, kind_of, subscript
+from rollonce.reports.words import interval, number
+from rollonce.scoring import Estimate
+
+COLOURS = 10
+KINDS = {
+    "none": "none",
+    "head": "value head",
+    "head_own_pass": "value head, forward pass of its own",
+    "network": "network as large as the policy",
+}
+_SHORT = {"baseline_outcome_correlation": "correlation of baseline and outcome", "advantage_var": "variance of advantages"}
+
+
+class ArmRow(NamedTuple):
+    """An arm's line in the table of final accuracies; ``kind`` colours the difference."""
+
+    label: str
+    sub: str
+    kind: str
+    reference: bool
+    level: Markup
+    level_text: str
+    level_interval: str
+    bar: Markup
+    text: str
+    interval: str
+
+
+def write_comparison_page(path: str, found: Analysis, command: str) -> None:
+    """Render the page and write it, whole or not at all.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    write_text(path, render_comparison(found, command))
+
+
+def render_comparison(found: Analysis, command: str) -> str:
+    """The page as text.
+
+    Args:
+        found: The comparison.
+        command: What made it, shown at the end.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(
+        number=number, interval=interval, percent=percent, points=points, bracket=bracket, percent_interval=percent_interval, rate=rate,
+        time=seconds, count=count, isnan=math.isnan, p_text=p_text,
+    )  # fmt: skip
+    environment.filters.update(sub=subscript, wbr=breakable)
+    lines = [Line(arm.name, k % COLOURS, [p.rollouts for p in arm.curve], [_times_100(p.level) for p in arm.curve])
+             for k, arm in enumerate(found.arms)]  # fmt: skip
+    by_seconds = [line._replace(x=[p.seconds for p in arm.curve], name=arm.name) for line, arm in zip(lines, found.arms, strict=True)]
+    clock = "CPU" if found.clock == "cpu" else "Wall-clock"
+    names = ", ".join(a.name for a in found.arms)
+    with_critic = any(a.times.shares["critic"] > 0.005 for a in found.arms)
+    return environment.get_template("comparison.html").render(
+        title=f"{len(found.arms)} arms compared",
+        a=found,
+        verdict=comparison_verdict(found),
+        tables=[_table(found, mode) for mode in found.modes],
+        seeds=_span([len(a.seeds) for a in found.arms]),
+        steps=_span([a.steps for a in found.arms]),
+        rollouts=_span([round(a.curve[-1].rollouts) for a in found.arms]),
+        wanted=number(100 * found.settings.difference, 1).removesuffix(".0"),
+        pairings=_pairings(found),
+        curves=chart(lines, "rollouts", f"Learning curves against rollouts of {names}"),
+        curves_seconds=chart(by_seconds, f"{clock} seconds", f"Learning curves against {clock} seconds of {names}"),
+        bands=len(lines) <= BANDS,
+        legend=[(line.name, line.colour) for line in lines],
+        clock=clock,
+        families=_families(found),
+        n_cells=len(found.families) * len(found.differences),
+        parts=PARTS,
+        times=_times(found),
+        rate_lines=rates_sentence(found),
+        **_shadow(found),
+        **_rates(found),
+        **_inside(found),
+        prediction=predictions() if with_critic else None,
+        formulas=predict(MODELS[0], "network").lines if with_critic else [],
+        assumptions=assumptions(),
+        kinds=KINDS,
+        command=command,
+        version=__version__,
+    )
+
+
+def p_text(p: float) -> str:
+    """A p value as people write it."""
+    return "-" if math.isnan(p) else "< .001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+
+
+def assumptions() -> str:
+    """What the critic's cost model assumes, in a sentence."""
+    s = Setup()
+    return (
+        f"Assumed: {s.rollouts} rollouts a step of {s.prompt} prompt and {s.response} response tokens on {s.gpus} GPUs of "
+        f"{s.flops / 1e12:.0f} TFLOP/s and {s.bandwidth / 1e12:.2f} TB/s; training at {s.mfu:.0%} of the peak, forward passes at "
+        f"{s.mfu_prefill:.0%}, decoding {s.rows} sequences a GPU at {s.bandwidth_use:.0%} of the bandwidth; "
+        f"activations {'recomputed' if s.recompute else 'kept'}; "
+        f"{s.critic_epochs} epoch of the critic; nothing overlaps."
+    )
+
+
+def _times_100(e: Estimate) -> Estimate:
+    return Estimate(*(100 * v for v in e))
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def _table(found: Analysis, mode: str) -> dict[str, Any]:
+    levels = {a.name: _times_100(a.final[mode].estimate) for a in found.arms}
+    gaps = {d.arm: _times_100(d.final[mode].estimate) for d in found.differences}
+    ticks = [Estimate(100 * v, math.nan, math.nan) for a in found.arms for v in a.by_seed[mode]]
+    # With two seeds an interval can be as wide as everything there is; the scale keeps to what can be read.
+    middle = [e.value for e in levels.values()]
+    room = max(15.0, max(middle) - min(middle))
+    level_scale = linear_scale(
+        [Estimate(e.value, max(e.low, min(middle) - room), min(e.high, max(middle) + room)) for e in levels.values()] + ticks
+    )
+    widest = max((abs(e.value) for e in gaps.values()), default=1.0)
+    scale = linear_scale(list(gaps.values()), zero=True, cap=max(3 * widest, 10.0))
+    kinds = {d.arm: {"better": "won", "worse": "lost"}.get(outcome(d, mode), "even") for d in found.differences}
+    rows = []
+    for arm in found.arms:
+        level, gap, kind = levels[arm.name], gaps.get(arm.name), kinds.get(arm.name, "even")
+        rows.append(
+            ArmRow(
+                arm.name,
+                _sub(arm),
+                kind,
+                gap is None,
+                seed_bar(level, [100 * v for v in arm.by_seed[mode]], level_scale),
+                percent(level.value / 100),
+                percent_interval(Estimate(*(v / 100 for v in level))),
+                Markup("") if gap is None else svg.interval_bar(gap, scale, kind),
+                "" if gap is None else points(gap.value / 100),
+                "" if gap is None else bracket(Estimate(*(v / 100 for v in gap))),
+            )
+        )
+    return {"mode": mode, "rows": rows, "level_axis": svg.axis(level_scale), "axis": svg.axis(scale), "zero": scale.at(0.0)}
+
+
+def _sub(arm: ArmSummary) -> str:
+    groups = f"{arm.tasks_per_step:g} tasks × {arm.group_size}" if arm.group_size > 1 else ""
+    chosen = f"at {rate(arm.rate)}" if arm.how else ""
+    return ", ".join(filter(None, (groups, chosen)))
+
+
+def _pairings(found: Analysis) -> list[tuple[str, str]]:
+    by_why: dict[str, list[str]] = {}
+    for d in found.differences:
+        by_why.setdefault(d.why, []).append(d.arm)
+    return [(why, ", ".join(arms)) for why, arms in by_why.items()]
+
+
+def _cell(text: str, value: float, full: float, kind: str, title: str) -> dict[str, str]:
+    strength = 0.0 if math.isnan(value) else min(abs(value) / full, 1.0)
+    return {"text": text, "way": "up" if value > 0 else "down", "kind": kind, "strength": f"{55 * strength:.0f}%", "interval": title}
+
+
+def _families(found: Analysis) -> list[dict[str, Any]]:
+    if not found.differences:
+        return []
+    out = []
+    for f in found.families:
+        cells = []
+        for d in found.differences:
+            c = f.cells[d.arm]
+            sure = "won" if c.p_holm < 0.05 else ""
+            cells.append(_cell(points(c.difference.value, 0), c.difference.value, 0.3, sure, bracket(c.difference)))
+        level = f.cells[found.reference].level.value
+        out.append({"family": f.family or "(none)", "n_items": f.n_items, "start": f.start, "level": level, "cells": cells})
+    return out
+
+
+def _shadow(found: Analysis) -> dict[str, Any]:
+    known = {k: v for k, v in found.shadow.items() if math.isfinite(v.value)}
+    scale = svg.ratio_scale(list(known.values()))
+    rows = []
+    for label, ratio in sorted(known.items(), key=lambda x: -x[1].value):
+        cells = []
+        for arm in found.arms:
+            own = arm.shadow.get(label, Estimate(math.nan, math.nan, math.nan))
+            kind = kind_of(own)
+            value = math.log(own.value) if own.value > 0 else math.nan
+            cells.append(_cell(number(own.value), value, math.log(1.6), "" if kind == "even" else kind, interval(own)))
+        bar = svg.interval_bar(ratio, scale, kind_of(ratio))
+        rows.append({"label": label, "ratio": ratio, "kind": kind_of(ratio), "bar": bar, "cells": cells})
+    return {"shadow": rows, "shadow_axis": svg.axis(scale), "shadow_one": scale.at(1.0), "shadow_sentence": shadow_sentence(found)}
+
+
+def _times(found: Analysis) -> list[dict[str, Any]]:
+    longest = max(sum(a.times.per_step.values()) for a in found.arms)
+    out = []
+    for a in found.arms:
+        ratio = a.times.ratio
+        text = f"× {number(ratio.value)} {interval(ratio)}" if math.isfinite(ratio.value) else ""
+        out.append({"name": a.name, "bar": stack(a.times.per_step, longest), "total": sum(a.times.per_step.values()), "ratio": text})
+    return out
+
+
+def _rates(found: Analysis) -> dict[str, Any]:
+    if not found.rates:
+        return {"rates_figure": "", "rates_legend": []}
+    names = [a.name for a in found.arms]
+    lines = [
+        Line(c.base, names.index(c.base) % COLOURS, [p.rate for p in c.points], [_times_100(p.final.estimate) for p in c.points])
+        for c in found.rates
+        if all(p.rate > 0 for p in c.points)
+    ]
+    marks = sorted({x for line in lines for x in line.x})
+    if len(marks) > 6:
+        marks = marks[:: math.ceil(len(marks) / 6)]
+    figure = chart(lines, "learning rate", "Final accuracy against learning rate", log=True, marks=marks) if lines else ""
+    return {"rates_figure": figure, "rates_legend": [(line.name, line.colour) for line in lines]}
+
+
+def _inside(found: Analysis) -> dict[str, Any]:
+    names = [
+        n
+        for n in dict.fromkeys(n for a in found.arms for n in a.inside)
+        if any(math.isfinite(a.inside.get(n, math.nan)) for a in found.arms)
+    ]
+    rows = []
+    for arm in found.arms:
+        values = [arm.inside.get(n, math.nan) for n in names]
+        rows.append((arm, ["-" if math.isnan(v) else f"{v:.3g}".replace("-", "−") for v in values]))
+    return {"inside": rows if names else [], "inside_names": [_SHORT.get(n, n.replace("_", " ")) for n in names]}

@@ -1,0 +1,195 @@
+"""A comparison of arms in words: sentences that claim no more than the intervals do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollonce.comparison import Analysis, Difference
+from rollonce.reports.words import number
+from rollonce.scoring import Estimate
+
+ALPHA = 0.05
+
+
+class ComparisonVerdict(NamedTuple):
+    """What a comparison says: one sentence, and those that belong to it."""
+
+    headline: str
+    more: list[str]
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """0.4567 as ``45.7%``."""
+    return "-" if math.isnan(value) else f"{number(100 * value, digits)}%"
+
+
+def points(value: float, digits: int = 1) -> str:
+    """0.0123 as ``+1.2``."""
+    text = number(100 * value, digits)
+    return f"+{text}" if value > 0 and text.strip("0.") else text
+
+
+def points_with_interval(estimate: Estimate) -> str:
+    """``+1.2 points [−0.4, +2.8]``."""
+    return f"{points(estimate.value)} points {bracket(estimate)}".strip()
+
+
+def bracket(estimate: Estimate) -> str:
+    """``[−0.4, +2.8]`` in points; "" where there is no interval."""
+    if not math.isfinite(estimate.low):
+        return ""
+    return f"[{points(estimate.low)}, {points(estimate.high)}]"
+
+
+def percent_interval(estimate: Estimate) -> str:
+    """``[41.0, 47.3]`` in per cent."""
+    return f"[{number(100 * estimate.low, 1)}, {number(100 * estimate.high, 1)}]" if math.isfinite(estimate.low) else ""
+
+
+def seconds(value: float) -> str:
+    """Seconds as people write them."""
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "not reached"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def count(value: float) -> str:
+    """A count of rollouts; "not reached" for infinity."""
+    return "not reached" if math.isinf(value) else "-" if math.isnan(value) else f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """A learning rate: ``2e-4``."""
+    if math.isnan(value):
+        return "-"
+    text = f"{value:.2g}" if 1e-2 <= value < 1000 else f"{value:.1e}".replace(".0e", "e")
+    return text.replace("e-0", "e-").replace("e+0", "e")
+
+
+def outcome(difference: Difference, mode: str = "sampled") -> str:
+    """``better``, ``worse``, ``even`` (no difference could be shown) or ``unknown`` (no interval), by Holm's p and the interval."""
+    crossed = difference.final[mode]
+    if not math.isfinite(crossed.estimate.low):
+        return "unknown"
+    if difference.p_holm[mode] < ALPHA:
+        return "better" if crossed.estimate.value > 0 else "worse"
+    return "even"
+
+
+def comparison_verdict(found: Analysis) -> ComparisonVerdict:
+    """The comparison in words. Arms are told apart from the reference only, never ranked among themselves."""
+    mode, others = found.modes[0], found.differences
+    if not others:
+        arm = found.arms[0]
+        level = arm.final[mode].estimate
+        what = f"One arm, {arm.name}: {percent(level.value)} {percent_interval(level)}".strip()
+        return ComparisonVerdict(what + ", nothing to compare it with.", _more(found))
+    groups = {kind: [d for d in others if outcome(d, mode) == kind] for kind in ("better", "worse", "even", "unknown")}
+    reference, n_seeds = found.reference, sorted({d.final[mode].n_seeds for d in others})
+    runs = f"{n_seeds[0]} seeds" if len(n_seeds) == 1 else f"{n_seeds[0]} to {n_seeds[-1]} seeds"
+    if len(groups["unknown"]) == len(others):
+        return ComparisonVerdict("One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(found))
+    parts = []
+    for kind, word in (("better", "above"), ("worse", "below")):
+        if groups[kind]:
+            parts.append(f"{_list([_named(d, mode) for d in groups[kind]])} ended {word} {reference}")
+    if not parts:
+        names = _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"any of {len(groups['even'])} arms"
+        return ComparisonVerdict(
+            f"No difference to {reference} could be shown for {names}, with {runs} each.", _more(found, groups["even"])
+        )
+    headline = "; ".join(parts) + "."
+    if groups["even"]:
+        rest = _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"the other {len(groups['even'])} arms"
+        headline += f" No difference could be shown for {rest}."
+    return ComparisonVerdict(headline, _more(found, groups["even"]))
+
+
+def _named(difference: Difference, mode: str) -> str:
+    return f"{difference.arm} ({points(difference.final[mode].estimate.value)} points)"
+
+
+def _more(found: Analysis, even: Sequence[Difference] = ()) -> list[str]:
+    out = seeds_sentences(found, even)
+    if len(found.differences) > 1:
+        out.append(
+            f"{len(found.differences)} arms are held against {found.reference}: what is called a difference has p < .05 after Holm's "
+            "correction; intervals are 95% each. The others are not compared with each other: --reference NAME does that."
+        )
+    slower = [a for a in found.arms if a.times.shares["critic"] > 0.005]
+    for arm in slower:
+        ratio = arm.times.ratio
+        relative = f"; a rollout costs {number(ratio.value)} times {found.reference}'s" if math.isfinite(ratio.value) else ""
+        clock = "CPU" if found.clock == "cpu" else "wall-clock"
+        out.append(f"{arm.name} spends {percent(arm.times.shares['critic'], 0)} of its {clock} time on its critic{relative}.")
+    collapsed = [a for a in found.arms if a.n_collapsed]
+    if collapsed:
+        out.append("Collapsed: " + _list([f"{a.n_collapsed} of {len(a.seeds)} runs of {a.name}" for a in collapsed]) + ".")
+    if found.left_out:
+        arms = sorted({x.arm for x in found.left_out})
+        n = len(found.left_out)
+        out.append(f"{n} run{'s' if n > 1 else ''} could not be used ({_list(arms)}): see below.")
+    return out
+
+
+def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
+    """What could not be shown, what is still possible, and what it would take to know; arms with the same answer together."""
+    mode, wanted = found.modes[0], found.settings.difference
+    d = number(100 * wanted, 1).removesuffix(".0")
+    unit = "1 point" if d == "1" else f"{d} points"
+    grouped: dict[str, list[str]] = {}
+    for difference in even:
+        crossed, needed = difference.final[mode], difference.seeds_needed
+        if needed is None:
+            what = f"no number of seeds would tell a difference of {unit} on these {found.n_items} items: more items are needed"
+        elif needed <= crossed.n_seeds:
+            what = f"a true difference of {unit} would most likely have shown"
+        else:
+            what = f"about {needed} seeds an arm would be needed to tell a difference of {unit}"
+        name = f"{difference.arm} {points_with_interval(crossed.estimate)}"
+        if crossed.p < ALPHA:
+            name += f" (apart from {found.reference} if it were the only arm, not among {len(found.differences)})"
+        grouped.setdefault(what, []).append(name)
+    return [f"{'; '.join(names)}: {what}." for what, names in grouped.items()]
+
+
+def shadow_sentence(found: Analysis) -> str:
+    """Which shadow baselines predict better than LOO in this training, in a sentence; "" without any."""
+    known = {k: v for k, v in found.shadow.items() if math.isfinite(v.value)}
+    if not known:
+        return ""
+    better = [f"{k} {number(v.value)}" for k, v in sorted(known.items(), key=lambda x: -x[1].value) if v.low > 1]
+    worse = [f"{k} {number(v.value)}" for k, v in sorted(known.items(), key=lambda x: -x[1].value) if v.high < 1]
+    parts = [f"larger than LOO's: {_list(better)}"] if better else []
+    parts += [f"smaller: {_list(worse)}"] if worse else []
+    return (
+        "Effective batch size measured along the way, " + "; ".join(parts) + "."
+        if parts
+        else ("Effective batch sizes measured along the way cannot be told apart from LOO's.")
+    )
+
+
+def rates_sentence(found: Analysis) -> list[str]:
+    """Learning-rate robustness, a sentence an arm."""
+    out = []
+    for curve in found.rates:
+        n, total = sum(p.n_collapsed for p in curve.points), sum(p.n_runs for p in curve.points)
+        chosen = next(p for p in curve.points if p.arm == curve.chosen)
+        span = f"{rate(curve.points[0].rate)} to {rate(curve.points[-1].rate)}"
+        what = f"{curve.base}: {len(curve.points)} rates from {span}, {n} of {total} runs collapsed; "
+        what += f"shown at {rate(chosen.rate)} ({curve.how})"
+        against = curve.against_reference
+        if against is not None and math.isfinite(against.estimate.low):
+            low, high = against.estimate.low, against.estimate.high
+            word = "above" if low > 0 else "below" if high < 0 else "no difference shown to"
+            what += f"; over all shared rates {points_with_interval(against.estimate)}, {word} {found.reference}"
+        out.append(what + ".")
+    return out
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
