@@ -272,3 +272,32 @@ def test_without_trl_the_name_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "pip install 'rollonce[trl]'" in done.stdout, done.stderr
+
+
+# ---------------------------------------------------------------------- public threads about TRL
+
+
+def test_trl_3199_3966_4525_7291_another_advantage_goes_in_and_the_log_follows(tmp_path):
+    """Symptom: replacing ``output["advantages"]`` by hand, the answer given there, leaves TRL's log with the old ones: zeros at n=1."""
+
+    class ByHand(trl.GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            output["advantages"] = output["advantages"] + 1.0
+            return output
+
+    weights, tokenizer = model()
+    args = SingleRolloutGRPOConfig(str(tmp_path), **settings(max_steps=1))
+    by_hand = ByHand(weights, coin, args, train_dataset=data(), processing_class=tokenizer)
+    by_hand.train()
+    assert list(by_hand._logs["advantages"]) == [0.0] * 8
+    assert by_hand.state.log_history[0]["frac_reward_zero_std"] == 1
+    ours = run(tmp_path, max_steps=1)
+    assert list(ours._logs["advantages"]) == ours.last.advantages_N.tolist() != [0.0] * 8
+    assert ours.state.log_history[0]["frac_reward_zero_std"] == 0
+
+
+def test_two_runs_of_one_seed_agree(tmp_path):
+    a, b = run(tmp_path / "a", seed=3), run(tmp_path / "b", seed=3)
+    assert [x["own"] for x in a.batches] == [x["own"] for x in b.batches]
+    assert run(tmp_path / "c", seed=4).batches[0]["own"] != a.batches[0]["own"]
