@@ -1,9 +1,9 @@
-"""SkyRL: ``trainer.algorithm.advantage_estimator=gs1`` with `gs1_trainer`, or ``=batch_loo`` with none of it but `register`.
+"""SkyRL: ``trainer.algorithm.advantage_estimator=gs1`` with `use_baseline`, or ``=batch_loo`` with `register` alone.
 
-    register()                                          # in the driver before Ray starts: SkyRL checks the names there
+    register()                                          # in the driver, before SkyRL looks at its settings and starts Ray
     class Experiment(BasePPOExp):
         def get_trainer(self, *args, **kwargs):
-            return gs1_trainer("baseline.json")(*args, **kwargs)
+            return use_baseline(super().get_trainer(*args, **kwargs), "baseline.json")
 
 Shapes: ``_N`` rows that the estimator is given (the last turn of each trajectory with ``step_wise_trajectories``); tensors (N, T).
 """
@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError, MissingExtraError
@@ -77,14 +77,16 @@ def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any]
 
 
 def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any) -> tuple[Any, Any]:
-    """SkyRL estimator: reward minus the baseline that `gs1_trainer` was given. Returns (N, T) twice.
+    """SkyRL estimator: reward minus the baseline that `use_baseline` gave the trainer. Returns (N, T) twice.
 
     Raises:
         InputError: in any other trainer: SkyRL's estimators are not given the prompts.
     """
     step = _step.get()
     if step is None:
-        raise InputError("advantage_estimator=gs1 needs the prompts: train with rollonce.integrations.skyrl.gs1_trainer, or use batch_loo")
+        raise InputError(
+            "advantage_estimator=gs1 needs the prompts: pass the trainer to rollonce.integrations.skyrl.use_baseline, or use batch_loo"
+        )
     result = step.hook.advantages(step.prompts_N, outcome_rewards(token_level_rewards), keep=step.keep_N)
     step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
     return over_tokens(result, token_level_rewards, response_mask)
@@ -108,18 +110,11 @@ def register() -> None:
 class WithPrompts:
     """Mixed into a SkyRL trainer: shows ``gs1`` the prompts and keeps the history in the checkpoints."""
 
-    gs1_baseline: Baseline | str | os.PathLike[str]
+    gs1: AdvantageHook
     cfg: Any
     tokenizer: Any
     all_metrics: dict[str, Any]
-
-    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
-        samples = int(cfg.generator.n_samples_per_prompt)
-        refuse(cfg, RULES + (GROUP_OF_ONE_RULES if samples == 1 else []), "SkyRL")
-        register()
-        self._gs1 = AdvantageHook(self.gs1_baseline, group_size=samples)
-        self._messages: dict[str, Any] = {}
-        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
+    _messages: dict[str, Any]
 
     async def generate(self, input_batch: Any) -> Any:
         """Remember what each uid was asked: afterwards there are only tokens."""
@@ -135,7 +130,7 @@ class WithPrompts:
         real, trained = turns - data.metadata.get("pad_size", 0), rows_with_tokens(data["loss_mask"])
         keep_N = [a < real and any(trained[a:b]) for a, b in zip(starts, [*starts[1:], turns], strict=True)]
         prompts_N = [self._messages[uids[i]] if uids[i] in self._messages else self._decoded(data, i) for i in starts]
-        token = _step.set(Step(self._gs1, prompts_N, keep_N, self.all_metrics))
+        token = _step.set(Step(self.gs1, prompts_N, keep_N, self.all_metrics))
         try:
             return super().compute_advantages_and_returns(data)  # type: ignore[misc]
         finally:
@@ -153,7 +148,7 @@ class WithPrompts:
         folder = os.path.join(self.cfg.trainer.ckpt_path, f"global_step_{self.global_step}")  # type: ignore[attr-defined]
         io.makedirs(folder, exist_ok=True)
         with io.open_file(os.path.join(folder, STATE_FILE), "w") as f:
-            json.dump(self._gs1.state_dict(), f, allow_nan=False)
+            json.dump(self.gs1.state_dict(), f, allow_nan=False)
         return super().save_checkpoints()  # type: ignore[misc]
 
     def load_checkpoints(self) -> tuple[int, Any]:
@@ -165,26 +160,26 @@ class WithPrompts:
             path = os.path.join(str(folder), STATE_FILE)
             if io.exists(path):
                 with io.open_file(path, "r") as f:
-                    self._gs1.load_state_dict(json.load(f))
+                    self.gs1.load_state_dict(json.load(f))
             else:
                 warnings.warn(f"{path}: no history in this checkpoint; the baseline starts without any", AdvantageWarning, stacklevel=2)
         return step, folder
 
 
-def gs1_trainer(baseline: Baseline | str | os.PathLike[str], trainer: type | None = None) -> type:
-    """A trainer class that uses a fitted baseline.
+def use_baseline(trainer: Any, baseline: Baseline | str | os.PathLike[str]) -> Any:
+    """Let a trainer take its advantages from a baseline from now on. Returns the same trainer.
 
     Args:
-        baseline: The baseline, or the file that ``rollonce tune`` wrote.
-        trainer: SkyRL's trainer to build on; by default `skyrl.train.trainer.RayPPOTrainer`.
+        trainer: SkyRL's `RayPPOTrainer`, or one of a subclass.
+        baseline: A fitted baseline, or the file that ``rollonce tune`` wrote.
 
     Raises:
+        InputError: naming the settings with which the advantages would be wrong.
         MissingExtraError: if SkyRL's trainer is not installed.
     """
-    if trainer is None:
-        try:
-            from skyrl.train.trainer import RayPPOTrainer
-        except ImportError as e:
-            raise MissingExtraError(f"rollonce.integrations.skyrl ({e})", "skyrl[skyrl-train]", "skyrl") from None
-        trainer = cast(type, RayPPOTrainer)
-    return type(f"GS1{trainer.__name__}", (WithPrompts, trainer), {"gs1_baseline": baseline, "__module__": __name__})
+    samples = int(trainer.cfg.generator.n_samples_per_prompt)
+    refuse(trainer.cfg, RULES + (GROUP_OF_ONE_RULES if samples == 1 else []), "SkyRL")
+    register()
+    trainer.gs1, trainer._messages = AdvantageHook(baseline, group_size=samples), {}
+    trainer.__class__ = type(f"GS1{type(trainer).__name__}", (WithPrompts, type(trainer)), {"__module__": __name__})
+    return trainer
