@@ -56,8 +56,14 @@ def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys):
     assert [g["group_size"] for g in out["groups"]] == [2]
 
 
-def test_table(capsys):
-    assert main(SMALL) == 0
+def test_table_and_page(capsys, tmp_path):
+    page = tmp_path / "noise.html"
+    assert main([*SMALL, "--report", str(page)]) == 0
+    html = page.read_text()
+    assert html.count('class="ring"') >= 15  # a prediction beside each measurement
+    assert "same family+level" in html
+    for outside in ("<script", "http://", "https://", "@import", "url("):
+        assert outside not in html
     out = capsys.readouterr().out
     for words in ("LOO mean", "predicted", "rollouts do not covary", "noise far above signal", "on-policy", "Groups of G", "B_eff"):
         assert words in out

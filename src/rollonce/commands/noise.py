@@ -87,6 +87,8 @@ class Args:
     """Prompts sampled at once."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Of tasks, rollouts, sketch and batches: same seed, same table."""
+    report: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write one self-contained HTML page as well."""
     json: Flag = False
     """Print JSON and nothing else."""
 
@@ -99,8 +101,10 @@ def run(args: Args) -> int:
     """
     from rollonce.commands.saved import load_saved
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
+    from rollonce.reports.files import check_writable
 
     _check(args)
+    check_writable(args.report)
     saved = [load_saved(path) for path in args.baseline]
     with Bars() as bars:
         tasks = _tasks(args)
@@ -112,6 +116,11 @@ def run(args: Args) -> int:
 
             lagged = _measure(args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ")
             lag = lag_effect((on[0], on[1].sketches_RD, on[2]), (lagged[0], lagged[1].sketches_RD, lagged[2]))
+    if args.report:
+        from rollonce.reports.noise_page import write_noise_page
+
+        late = (lagged[2], lagged[1], lag) if lagged is not None else (None, None, None)
+        write_noise_page(args.report, on[2], on[1], command_line("noise"), *late)
     if args.json:
         from rollonce import __version__
         from rollonce.reports.noise import noise_json
@@ -125,6 +134,8 @@ def run(args: Args) -> int:
         from rollonce.reports.noise import print_noise
 
         print_noise(out(), on[2], on[1], lagged[2] if lagged else None, lagged[1] if lagged else None, lag)
+    if args.report:
+        remark(f"wrote {args.report}")
     return 0
 
 

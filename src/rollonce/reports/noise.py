@@ -96,11 +96,12 @@ def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
     return [
         f"Log-probabilities differ by {ratio.mean_abs_log_ratio:.3g} nats a token in the mean (largest {ratio.max_abs_log_ratio:.3g}); a "
         f"trajectory's has sd {ratio.rollout_log_ratio_sd:.3g}, so its weights are worth {ratio.effective_share:.0%} of the rollouts.",
-        f"Noise of LOO is {lag.noise:.2f} times that on-policy; the true gradient points the same way by a cosine of {_plain(lag.cosine)}.",
+        f"Noise of LOO is {lag.noise:.2f} times that on-policy; the true gradient points the same way by a cosine of {plain(lag.cosine)}.",
     ]
 
 
-def _plain(e: Estimate, digits: int = 2) -> str:
+def plain(e: Estimate, digits: int = 2) -> str:
+    """A value with its interval."""
     if not np.isfinite(e.value):
         return "-"
     if not np.isfinite(e.low):
@@ -126,9 +127,9 @@ def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
         off = "yellow" if not exact and (r.gap.low > 1 or r.gap.high < 1) else ""
         cells = [
             Text(r.label + ("*" if r.scored_as else "")),
-            Text("1" if exact else _plain(r.ratio), style=style),
+            Text("1" if exact else plain(r.ratio), style=style),
             Text(f"{r.predicted.value:.2f}"),
-            Text("1" if exact else _plain(r.gap), style=off),
+            Text("1" if exact else plain(r.gap), style=off),
             Text(f"{r.norm_to_loo.value:.2f}"),
             Text(f"{r.b_eff:.1f}"),
             Text(f"{r.b_eff_measured.value:.1f}" if np.isfinite(r.b_eff_measured.value) else "-"),
@@ -146,51 +147,59 @@ def _groups(report: NoiseReport) -> Table:
         table.add_column(name, justify="right")
     for g in report.groups:
         dead = f"{g.dead:.0%}" if np.isfinite(g.dead) else "-"
-        table.add_row(f"{g.group_size}", f"{g.tasks_per_step:g}", _plain(g.ratio), _plain(g.predicted), _plain(g.ratio_none), dead)
+        table.add_row(f"{g.group_size}", f"{g.tasks_per_step:g}", plain(g.ratio), plain(g.predicted), plain(g.ratio_none), dead)
     return table
 
 
-def _approximations(report: NoiseReport, ratio: OnPolicy) -> Table:
+def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, str, str]]:
+    """(what is assumed, what was measured, how to read it)."""
     a = report.approximations
+    rows = [
+        ("rollouts do not covary", plain(a.cross, 4), "share of the noise; 0 if it holds"),
+        ("score norm and advantage unrelated", plain(a.norm), "E[A^2 |g|^2] / (E[A^2] E[|g|^2]); 1 if it holds"),
+        (
+            "  |g|^2 above over below the mean reward",
+            f"{a.norm_good_to_bad:.2f}",
+            f"correlation with reward {a.norm_reward_correlation:.2f}",
+        ),
+        ("  share of |g|^2 in 1% of the rollouts", f"{a.norm_top_share:.0%}", "1% if all are alike; large: a few rollouts decide"),
+        ("noise far above signal", plain(a.signal, 4), f"|true gradient|^2 over the noise of {report.batch_size} rollouts; 0 if it holds"),
+        ("on-policy", f"{ratio.mean_abs_log_ratio:.1e}", f"|log ratio| a token; largest {ratio.max_abs_log_ratio:.1e}; 0 if it holds"),
+    ]
+    if np.isfinite(a.rho.value):
+        rows.append(("between tasks over within (rho)", plain(a.rho, 3), "decides between one rollout per task and groups"))
+    if np.isfinite(a.denominator_cv):
+        meaning = "sd over mean: left out by one denominator for all batches"
+        rows.append(("token count of a batch", f"{a.denominator_cv:.1%}", meaning))
+    return rows
+
+
+def _approximations(report: NoiseReport, ratio: OnPolicy) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(overflow="fold")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", style="dim")
-    table.add_row("rollouts do not covary", _plain(a.cross, 4), "share of the noise; 0 if it holds")
-    table.add_row("score norm and advantage unrelated", _plain(a.norm), "E[A^2 |g|^2] / (E[A^2] E[|g|^2]); 1 if it holds")
-    table.add_row(
-        "  |g|^2 above over below the mean reward", f"{a.norm_good_to_bad:.2f}", f"correlation with reward {a.norm_reward_correlation:.2f}"
-    )
-    table.add_row("  share of |g|^2 in 1% of the rollouts", f"{a.norm_top_share:.0%}", "1% if all are alike; large: a few rollouts decide")
-    table.add_row(
-        "noise far above signal", _plain(a.signal, 4), f"|true gradient|^2 over the noise of {report.batch_size} rollouts; 0 if it holds"
-    )
-    table.add_row(
-        "on-policy", f"{ratio.mean_abs_log_ratio:.1e}", f"|log ratio| a token; largest {ratio.max_abs_log_ratio:.1e}; 0 if it holds"
-    )
-    if np.isfinite(a.rho.value):
-        table.add_row("between tasks over within (rho)", _plain(a.rho, 3), "decides between one rollout per task and groups")
-    if np.isfinite(a.denominator_cv):
-        table.add_row("token count of a batch", f"{a.denominator_cv:.1%}", "sd over mean: left out by one denominator for all batches")
+    for row in approximation_rows(report, ratio):
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 
 def noise_json(report: NoiseReport, gradients: ScoreGradients, lag: Lag | None = None) -> dict[str, Any]:
     """Everything as plain JSON; what is not finite is null."""
 
-    def plain(value: Any) -> Any:
+    def bare(value: Any) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_asdict"):
-            return {k: plain(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
+            return {k: bare(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
         if isinstance(value, list | tuple):
-            return [plain(v) for v in value]
+            return [bare(v) for v in value]
         if isinstance(value, float | np.floating):
             return float(value) if np.isfinite(value) else None
         return value
 
-    out = plain(report) | {
+    out = bare(report) | {
         "verdict": verdict(report),
         "winner": report.winner,
         "predicted_winner": report.predicted_winner,
-        "gradients": {k: plain(getattr(gradients, k)) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")},
+        "gradients": {k: bare(getattr(gradients, k)) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")},
     }
-    return out | ({"lag": plain(lag)} if lag is not None else {})
+    return out | ({"lag": bare(lag)} if lag is not None else {})
