@@ -106,9 +106,7 @@ class Endpoint:
             raise InputError(f"{self._where()} answers what is no {self.settings.api} completion: {self._quote(answer)}") from None
         if not isinstance(text, str):
             text = "".join(p.get("text", "") for p in text if isinstance(p, dict))
-        for name in ("model", "system_fingerprint"):
-            if isinstance(body.get(name), str):
-                self.note.setdefault(f"answered_{name}", body[name])
+        self._note_answer(body)
         if self._send_seed:
             self.note.setdefault("seed", "sent with each request; whether the server heeds it was not checked")
         return Sampled(
@@ -118,6 +116,17 @@ class Endpoint:
             finish == "length",
             "" if finish in ("stop", "length", "eos", "end_turn") else str(finish),
         )
+
+    def _note_answer(self, body: dict[str, Any]) -> None:
+        """Which model says that it answered: some servers have one and give it whatever name they are asked for."""
+        for name in ("model", "system_fingerprint"):
+            if isinstance(body.get(name), str) and f"answered_{name}" not in self.note:
+                self.note[f"answered_{name}"] = body[name]
+                # Providers answer with a dated name, transformers with a revision behind it: those are the model asked for.
+                if name == "model" and not body[name].startswith(self.settings.policy):
+                    self.say(
+                        f"asked for {self.settings.policy!r}, the server says that {body[name]!r} answers; see that it is the one you mean"
+                    )
 
     # ---- a request
 

@@ -65,6 +65,10 @@ class Store:
 
     def __init__(self, settings: Settings, tasks: Sequence[Task], weights: str = "") -> None:
         self.path = Path(settings.out).expanduser()
+        if self.path.is_dir() or not self.path.name:
+            raise InputError("cannot be written: it is a directory; name a file in it", file=self.path)
+        if not self.path.parent.is_dir():
+            raise InputError(f"cannot be written: there is no directory {self.path.parent}", file=self.path)
         self.part = self.path.with_name(self.path.name + ".part")
         self.note = self.path.with_name(self.path.name + ".collect.json")
         self.settings = settings
@@ -89,10 +93,6 @@ class Store:
     # ---- what is there
 
     def _earlier(self) -> dict[str, Any] | None:
-        if not self.path.parent.is_dir():
-            raise InputError(f"cannot be written: there is no directory {self.path.parent}", file=self.path)
-        if self.path.is_dir():
-            raise InputError("cannot be written: it is a directory; name a file in it", file=self.path)
         if not self.note.exists():
             for file in (self.path, self.part):
                 if file.exists() and file.stat().st_size:
@@ -308,8 +308,9 @@ class Store:
         with contextlib.suppress(InputError):  # a full disk, most likely the very thing that stopped us
             self.write_note()
         self.close()
-        if not self.rows:
+        if not self.rows:  # nothing of worth: leave the place as it was found
             self.part.unlink(missing_ok=True)
+            self.note.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the file; rows that are in it stay."""
