@@ -41,7 +41,12 @@ KINDS = {
     "head_own_pass": "value head, forward pass of its own",
     "network": "network as large as the policy",
 }
-_SHORT = {"baseline_outcome_correlation": "correlation of baseline and outcome", "advantage_var": "variance of advantages"}
+_SHORT = {
+    "baseline_outcome_correlation": "correlation of baseline and outcome",
+    "advantage_var": "variance of advantages",
+    "tokens": "tokens a step",
+    "truncated": "truncated in training",
+}
 
 
 class ArmRow(NamedTuple):

@@ -71,11 +71,14 @@ def chart(lines: Sequence[Line], x_title: str, label: str, *, log: bool = False,
         marks: Values on the x axis; round ones by default.
     """
     xs = [x for line in lines for x in line.x if math.isfinite(x)]
-    ys = [v for line in lines for e in line.levels for v in _ends(e, len(lines) <= BANDS or log)]
+    ys = [v for line in lines for i, e in enumerate(line.levels) for v in _ends(e, len(lines) <= BANDS or log or i == len(line.levels) - 1)]
     if len(set(xs)) < 2 or not ys:
         return Markup("")
     x_low, x_high = (math.log(min(xs)), math.log(max(xs))) if log else (min(xs), max(xs))
-    y_low, y_high = max(min(ys), -5.0), min(max(ys), 105.0)
+    # An arm of two seeds has an interval as wide as the page; the axis keeps to what the means need, twice over.
+    means = [e.value for line in lines for e in line.levels if math.isfinite(e.value)]
+    room = max(5.0, max(means) - min(means))
+    y_low, y_high = max(min(ys), min(means) - room), min(max(ys), max(means) + room)
     pad = 0.05 * (y_high - y_low) or 1.0
     y_low, y_high = y_low - pad, y_high + pad
     margin = 0.04 if log else 0.0  # whiskers at both ends need room
@@ -92,7 +95,7 @@ def chart(lines: Sequence[Line], x_title: str, label: str, *, log: bool = False,
     for v in marks if marks is not None else nice_marks(x_low, x_high):
         text = f"{v:.0e}".replace("e-0", "e-").replace("e+0", "e") if log else _thousands(v)
         x = across(v)
-        anchor = "end" if x > WIDTH - RIGHT - 12 else "middle"
+        anchor = "end" if x > WIDTH - RIGHT - 8 else "middle"
         parts.append(Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_px(x), HEIGHT - BOTTOM + 13, anchor, text))
     if len(lines) <= BANDS and not log:
         parts += [_band(line, across, down) for line in lines]
