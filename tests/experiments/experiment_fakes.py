@@ -118,7 +118,9 @@ class FakeEngine:
             rewards = [self.reward(t, arm.name, step, k) for k, t in enumerate(tasks)]
             batch = Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks])
             b = baseline.predict(batch)
-            row = StepLog(step, [t.id for t in tasks], rewards, b.tolist(), (batch.rewards_B - b).tolist(), arm.group_size, arm.lr, 0.01, 0.0)
+            row = StepLog(
+                step, [t.id for t in tasks], rewards, b.tolist(), (batch.rewards_B - b).tolist(), arm.group_size, arm.lr, 0.01, 0.0
+            )
             append_line(log, row._asdict())
             progress(arm.name, step, steps)
         (directory / "weights").write_text(arm.name)
@@ -137,7 +139,9 @@ class FakeEngine:
         return [Answer(float(chance(t.id, arm) < self.skill[arm]), False, 4) for t in tasks]
 
 
-def open_run(loaded: LoadedSpec, directory: Path, tick: Callable[[str], None] = lambda what: None, **options: Any) -> tuple[Run, FakeEngine]:
+def open_run(
+    loaded: LoadedSpec, directory: Path, tick: Callable[[str], None] = lambda what: None, **options: Any
+) -> tuple[Run, FakeEngine]:
     """A run with a fake engine."""
     settings = derive(loaded.spec)
     engine = FakeEngine(loaded.spec, settings, tick)

@@ -15,7 +15,13 @@ from rollonce.experiments.spec import Criterion, DecisionRule, load_spec, span
 
 
 def rule(**changes: object) -> DecisionRule:
-    criterion = {"id": "primary", "metric": "accuracy", "bounds": [0.0, 1.0], "margin": -0.05, "weights": {"baseline": -1.0, "treatment": 1.0}}
+    criterion = {
+        "id": "primary",
+        "metric": "accuracy",
+        "bounds": [0.0, 1.0],
+        "margin": -0.05,
+        "weights": {"baseline": -1.0, "treatment": 1.0},
+    }
     return DecisionRule.model_validate(
         {"alpha": 0.05, "criteria": [criterion], "method": "paired_hoeffding", "seeds": [0], "unit": "fixed_checkpoint_items", "version": 1}
         | changes
