@@ -73,7 +73,7 @@ class Store:
         self.note = self.path.with_name(self.path.name + ".collect.json")
         self.settings = settings
         self._pinned = settings.pinned() | ({"weights": weights} if weights else {})
-        self._fd = -1
+        self._fd, self._held = -1, False
         self.rows: dict[Pair, tuple[float, bool, str]] = {}
         self._tokens, self._unknown, self._size, self.retries = [0, 0], 0, 0, 0
         self.server: dict[str, Any] = {}
@@ -86,7 +86,7 @@ class Store:
             self._adopt(earlier, tasks)
         except BaseException:
             self.close()
-            if not self.rows and earlier is None:
+            if self._held and not self.rows and earlier is None:
                 self.part.unlink(missing_ok=True)
             raise
 
@@ -119,6 +119,9 @@ class Store:
             self._fd = os.open(self.part, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             if fcntl is not None:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(self._fd).st_nlink:  # it finished between our opening and our locking
+                    raise BlockingIOError
+            self._held = True
         except BlockingIOError:
             raise InputError("another rollonce collect is writing it; wait for it, or give another --out", file=self.path) from None
         except OSError as error:
