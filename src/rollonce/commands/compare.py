@@ -47,10 +47,13 @@ class Args:
 
 def run(args: Args) -> int:
     """Run what is missing, then report. Exit code 1 if a run could not be made, 130 if stopped."""
-    from rollonce.training.compare import Progress, check_start, compare
+    from rollonce.training import need_extra
     from rollonce.training.config import CompareConfig, load_config, validated
 
     config = load_config(args.config)
+    need_extra()
+    from rollonce.training.compare import Progress, check_start, compare
+
     changes = {"seeds": args.seeds or config.compare.seeds, "processes": args.processes or config.compare.processes}
     section = validated(CompareConfig, {**config.compare.model_dump(), **changes}, "the options")
     config = config.model_copy(update={"compare": section})

@@ -70,7 +70,10 @@ def chosen_run(config_path: str, arm: str | None, seed: int | None) -> RunConfig
 
 def run(args: Args) -> int:
     """Train, show progress, say how it ended. Exit code 1 for a run that went wrong (NaN, collapse), 130 for one that was stopped."""
+    from rollonce.training import need_extra
+
     run_config = chosen_run(args.config, args.arm, args.seed)
+    need_extra()
     from rollonce.training.loop import INTERRUPTED, train
 
     directory = Path(args.out or f"runs/{run_config.name}-seed{run_config.seed}")

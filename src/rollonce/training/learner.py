@@ -1,6 +1,6 @@
 """What the loop asks of something that samples and learns, and the local one: a transformers policy, Adam, the loss of the configuration.
 
-Shapes: ``_B`` rollouts, ``_T`` response tokens. A service's learner is `rollonce.policies.tinker_policy`.
+Shapes: ``_B`` rollouts, ``_T`` response tokens. A service's learner is `rollonce.training.tinker_learner`.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def make_learner(config: RunConfig) -> Learner:
     """The learner that the configuration asks for.
 
     Raises:
-        InputError: what a service cannot do: a token-level critic, a KL penalty, full fine-tuning ...
+        InputError: what cannot be loaded, or what a service cannot carry out.
     """
     if config.policy.engine == "local":
         return LocalLearner(config)

@@ -1,0 +1,58 @@
+"""Generalised advantage estimation and the value loss, against values worked out by hand."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from rollonce.errors import InputError  # noqa: E402
+from rollonce.policies.critic import gae, value_loss  # noqa: E402
+from rollonce.policies.objective import k3_BT, loss_weights  # noqa: E402
+
+MASK = torch.tensor([[True, True, True], [True, False, False]])
+VALUES = torch.tensor([[0.5, 0.2, 0.4], [0.3, 9.0, 9.0]])
+REWARDS = torch.tensor([1.0, 0.0])
+
+
+def test_with_lambda_1_the_advantage_is_reward_minus_value():
+    advantages, targets = gae(REWARDS, VALUES, MASK)
+    torch.testing.assert_close(advantages, torch.tensor([[0.5, 0.8, 0.6], [-0.3, 0.0, 0.0]]))
+    torch.testing.assert_close(targets, torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
+
+
+def test_with_lambda_0_it_is_the_one_step_error():
+    advantages, targets = gae(REWARDS, VALUES, MASK, gae_lambda=0.0)
+    torch.testing.assert_close(advantages, torch.tensor([[0.2 - 0.5, 0.4 - 0.2, 1.0 - 0.4], [-0.3, 0.0, 0.0]]))
+    torch.testing.assert_close(targets, torch.tensor([[0.2, 0.4, 1.0], [0.0, 0.0, 0.0]]))
+
+
+def test_lambda_and_discount_by_hand():
+    advantages, _ = gae(REWARDS[:1], VALUES[:1], MASK[:1], discount=0.9, gae_lambda=0.5)
+    d2 = 1.0 - 0.4
+    d1 = 0.9 * 0.4 - 0.2
+    d0 = 0.9 * 0.2 - 0.5
+    a1 = d1 + 0.45 * d2
+    torch.testing.assert_close(advantages, torch.tensor([[d0 + 0.45 * a1, a1, d2]]))
+
+
+def test_value_loss_takes_the_worse_of_clipped_and_free():
+    old, new = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.5, 0.5]])
+    target, mask = torch.tensor([[1.0, 0.1]]), torch.tensor([[True, True]])
+    # free errors: .25, .16; held at .2: .64, .01; the worse: .64, .16
+    assert float(value_loss(new, old, target, mask, n_tokens=2, clip=0.2)) == pytest.approx(0.5 * (0.64 + 0.16) / 2)
+    assert float(value_loss(new, old, target, mask, n_tokens=2, clip=None)) == pytest.approx(0.5 * (0.25 + 0.16) / 2)
+    assert float(value_loss(new, old, target, torch.tensor([[True, False]]), n_tokens=4, clip=None)) == pytest.approx(0.5 * 0.25 / 4)
+
+
+def test_loss_weights_sum_to_one_and_share_as_they_say():
+    token, sequence = loss_weights(MASK), loss_weights(MASK, "sequence-mean")
+    torch.testing.assert_close(token, MASK.float() / 4)
+    torch.testing.assert_close(sequence, torch.tensor([[1 / 6, 1 / 6, 1 / 6], [0.5, 0.0, 0.0]]))
+    with pytest.raises(InputError, match="aggregation"):
+        loss_weights(MASK, "mean")
+
+
+def test_k3_is_unbiased_for_the_kl_and_never_negative():
+    p, q = torch.tensor([0.7, 0.3]), torch.tensor([0.4, 0.6])
+    terms = k3_BT(torch.log(p)[None], torch.log(q)[None])[0]
+    assert float((p * terms).sum()) == pytest.approx(float((p * torch.log(p / q)).sum()), rel=1e-5)
+    assert (terms >= 0).all()

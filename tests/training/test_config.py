@@ -1,0 +1,94 @@
+"""Configurations: what is accepted, what a grid becomes, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollonce.errors import InputError
+from rollonce.training.config import ExperimentConfig, load_config, runs_of, validated
+
+MINIMAL = {"arms": {"a": {"baseline": "loo"}}}
+
+
+def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
+    config = validated(
+        ExperimentConfig,
+        {
+            "train": {"learning_rate": 1e-3},
+            "loss": {"kl": 0.1},
+            "arms": {
+                "a": {"baseline": "loo", "learning_rates": [1e-4, 4e-4]},
+                "b": {"baseline": "grpo", "group_size": 8, "loss": {"clip": 0.2}},
+            },
+            "compare": {"seeds": [3, 5]},
+        },
+    )
+    runs = runs_of(config)
+    assert [(r.name, r.seed, r.learning_rate) for r in runs] == [
+        ("a@0.0001", 3, 1e-4),
+        ("a@0.0004", 3, 4e-4),
+        ("b", 3, 1e-3),
+        ("a@0.0001", 5, 1e-4),
+        ("a@0.0004", 5, 4e-4),
+        ("b", 5, 1e-3),
+    ]
+    assert (runs[2].loss.kl, runs[2].loss.clip, runs[2].tasks_per_step) == (0.1, 0.2, 4)
+    assert runs[0].loss.clip is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"trian": {}}, r"trian: no such key; did you mean 'train'\?"),
+        ({"train": {"stepz": 3}}, r"train\.stepz: no such key; did you mean 'steps'\?"),
+        ({"train": {"steps": 0}}, r"train\.steps: .*greater than or equal to 1, not 0"),
+        ({"train": {"learning_rate": "fast"}}, r"train\.learning_rate: .*valid number.*not 'fast'"),
+        ({"arms": {}}, "there is no arm"),
+        ({"arms": {"a": {}}}, "a baseline or a critic table"),
+        ({"arms": {"a": {"baseline": "loo", "critic": {}}}}, "not both"),
+        ({"arms": {"a/b": {"baseline": "loo"}}}, "becomes a directory"),
+        ({"arms": {"a": {"baseline": "grpo", "group_size": 5}}}, "32 rollouts a step are no multiple of group_size 5"),
+        ({"arms": {"a": {"baseline": "loo", "learning_rate": 1e-3, "learning_rates": [1e-3]}}}, "not both"),
+        ({"compare": {"seeds": [1, 1]}}, "different from each other"),
+        ({"compare": {"reference": "b"}}, "'b' is no arm; there are a"),
+        ({"loss": {"clip": -1}}, r"loss\.clip: .*greater than 0"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(change, words):
+    with pytest.raises(InputError, match=words):
+        validated(ExperimentConfig, {**MINIMAL, **change}, "my.toml")
+
+
+def test_an_arm_s_own_loss_keys_are_checked_too():
+    config = validated(ExperimentConfig, {"arms": {"a": {"baseline": "loo", "loss": {"clipp": 0.2}}}})
+    with pytest.raises(InputError, match=r"arm 'a', loss.*clipp.*did you mean 'clip'"):
+        runs_of(config)
+
+
+def test_files_that_are_not_there_or_no_toml(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[arms\n")
+    with pytest.raises(InputError, match="not TOML"):
+        load_config(tmp_path / "bad.toml")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_paths_are_from_the_file_s_own_directory(tmp_path, monkeypatch):
+    (tmp_path / "c.toml").write_text('[tasks]\nsource = "jsonl:t.jsonl"\n[policy]\nsource = "./m"\n[arms.a]\nbaseline = "b.json"\n')
+    monkeypatch.chdir("/")
+    config = load_config(tmp_path / "c.toml")
+    assert config.arms["a"].baseline == str(tmp_path / "b.json")
+    assert config.tasks.source == f"jsonl:{tmp_path / 't.jsonl'}"
+    assert config.policy.source == str(tmp_path / "m")
+
+
+def test_every_shipped_configuration_is_valid():
+    from pathlib import Path
+
+    root = Path(__file__).parents[2]
+    files = [*root.glob("specs/*.toml"), *root.glob("studies/**/*.toml")]
+    assert len(files) >= 2
+    for path in files:
+        assert runs_of(load_config(path))
