@@ -257,6 +257,15 @@ def test_seeds_that_only_one_arm_has(tmp_path: Path) -> None:
     assert any("only one of the two arms" in note for note in found.notes)
 
 
+def test_the_reference_of_compare_json(tmp_path: Path) -> None:
+    arms = {"flashreinforce": Planted(line(0.2, 0.3)), "grpo": Planted(line(0.2, 0.4), entry=GROUPS)}
+    root = write_runs(tmp_path / "out", arms, config={"reference": "grpo", "confidence": 0.9})
+    found = analyse(load_runs(root))
+    assert found.reference == "grpo"
+    assert any("0.9" in note for note in found.notes)
+    assert analyse(load_runs(root), Settings(reference="flashreinforce")).reference == "flashreinforce"
+
+
 def test_one_seed_says_so(tmp_path: Path) -> None:
     found = analyse(load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3)), "loo": Planted(line(0.2, 0.4))}, seeds=[0])))
     assert math.isnan(found.differences[0].final["sampled"].estimate.low)
@@ -265,7 +274,7 @@ def test_one_seed_says_so(tmp_path: Path) -> None:
 
 
 def test_wall_clock_where_the_policy_is_not_on_the_cpu(tmp_path: Path) -> None:
-    root = write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}, config={"policy": {"device": "cuda"}})
+    root = write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}, config={"config": {"policy": {"device": "cuda"}}})
     found = analyse(load_runs(root))
     assert found.clock == "wall"
     assert found.arms[0].times.total.value == pytest.approx(80.0)

@@ -184,7 +184,7 @@ def test_small_words() -> None:
 
 def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html, markdown = tmp_path / "out.html", tmp_path / "out.md"
-    assert main(["report", str(root), "--html", str(html), "--markdown", str(markdown)]) == 0
+    assert main(["report", str(root), "--report", str(html), "--markdown", str(markdown)]) == 0
     printed = capsys.readouterr()
     assert "ended above flashreinforce" in printed.out
     assert re.search(r"none +5 +37\.5%", printed.out)
@@ -210,7 +210,7 @@ def test_the_command_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["nowhere"], "no such directory"),
         (["ROOT", "--reference", "nobody"], "is no arm with a run that can be used; there are"),
         (["ROOT", "--difference", "2"], "between 0 and 1"),
-        (["ROOT", "--html", "nowhere/x.html"], "cannot be written"),
+        (["ROOT", "--report", "nowhere/x.html"], "cannot be written"),
     ],
 )
 def test_bad_use_is_a_sentence(words: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ Runs that have not finished, or are damaged, are named and left out.
 
 Examples:
   rollonce report runs/embedded
-  rollonce report runs/embedded --html out.html --markdown out.md
+  rollonce report runs/embedded --report out.html --markdown out.md
   rollonce report runs/embedded --reference grpo --difference 0.01 --json
 """
 
@@ -50,7 +50,7 @@ class Args:
     """Of the bootstrap behind the interquartile mean."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Of the bootstrap."""
-    html: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    report: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one self-contained HTML page as well."""
     markdown: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write Markdown as well."""
@@ -59,23 +59,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Compare, print and write.
-
-    Raises:
-        InputError: for a directory without usable runs, or bad options.
-    """
-    if not args.directory:
-        raise InputError("no DIR given; name the directory that `rollonce compare` wrote")
-    report(args, command_line("report"))
-    return 0
-
-
-def report(args: Args, command: str) -> None:
-    """What ``rollonce report`` does; `rollonce compare` ends with it.
-
-    Args:
-        args: As for the command.
-        command: What the page says it was made by.
+    """Compare, print and write. `rollonce compare` ends with it.
 
     Raises:
         InputError: for a directory without usable runs, or bad options.
@@ -83,7 +67,10 @@ def report(args: Args, command: str) -> None:
     from rollonce.comparison import Settings, analyse, load_runs
     from rollonce.reports.files import check_writable, write_text
 
-    check_writable(args.html, args.markdown)
+    if not args.directory:
+        raise InputError("no DIR given; name the directory that `rollonce compare` wrote")
+    check_writable(args.report, args.markdown)
+    command = command_line("report")
     runs = load_runs(args.directory)
     found = analyse(
         runs,
@@ -97,10 +84,10 @@ def report(args: Args, command: str) -> None:
             seed=args.seed,
         ),
     )
-    if args.html:
+    if args.report:
         from rollonce.reports.comparison_page import write_comparison_page
 
-        write_comparison_page(args.html, found, command)
+        write_comparison_page(args.report, found, command)
     if args.markdown:
         from rollonce.reports.comparison_markdown import comparison_markdown
 
@@ -111,8 +98,9 @@ def report(args: Args, command: str) -> None:
         from rollonce.reports.comparison_table import print_comparison
 
         print_comparison(out(), found)
-    for path in filter(None, (args.html, args.markdown)):
+    for path in filter(None, (args.report, args.markdown)):
         remark(f"wrote {path}")
+    return 0
 
 
 def comparison_json(found: Analysis, command: str) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class _Work:
         self.arms = {base: runs.arms[self.chosen[base]] for base in order}
         self.all = [r for some in self.arms.values() for r in some]
         self.steps = common_steps(self.all, self.curve_kind)
-        policy = runs.config.get("policy")
+        whole = runs.config.get("config")
+        policy = whole.get("policy") if isinstance(whole, dict) else None
         policy = policy if isinstance(policy, dict) else {}
         on_cpu = str(policy.get("device", "cpu")).startswith("cpu") and policy.get("engine", "local") == "local"
         self.clock = "cpu" if on_cpu else "wall"
@@ -294,6 +295,8 @@ class _Work:
         budgets = {float(r.metrics.rollouts_T[-1]) for r in self.all if not r.ended_badly and len(r.metrics.rollouts_T)}
         if len(budgets) > 1:
             notes.append(f"The runs did not have the same number of rollouts: {min(budgets):,.0f} to {max(budgets):,.0f}.")
+        if runs.config.get("confidence", 0.95) != 0.95:
+            notes.append(f"compare.json asks for a confidence of {runs.config['confidence']}; intervals here are 95% all the same.")
         modes_missing = {m for m, s in runs.items if s == runs.final_split} - set(runs.modes)
         if modes_missing:
             notes.append(f"Only some runs were evaluated {' and '.join(sorted(modes_missing))}; that is left out.")
@@ -309,8 +312,7 @@ class _Work:
 
 def _reference(chosen: dict[str, str], asked: str | None, config: dict[str, Any]) -> str:
     if asked is None:
-        compare = config.get("compare")
-        wanted = config.get("reference") or (compare.get("reference") if isinstance(compare, dict) else None) or "flashreinforce"
+        wanted = config.get("reference") or "flashreinforce"
         return wanted if wanted in chosen else next(iter(chosen))
     if asked not in chosen:
         raise InputError(f"the reference {asked!r} is no arm with a run that can be used; there are {', '.join(chosen)}")

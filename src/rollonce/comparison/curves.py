@@ -166,7 +166,7 @@ def ratio_of_means(first_S: FloatArray, second_S: FloatArray) -> Estimate:
         return Estimate(math.exp(value), math.nan, math.nan)
     parts = [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in (a, b)]
     variance = sum(v for v, _ in parts)
-    if variance == 0:
+    if variance < 1e-24:  # alike but for rounding
         return Estimate(math.exp(value), math.exp(value), math.exp(value))
     df = variance**2 / sum(v**2 / n for v, n in parts)
     half = float(stats.t.ppf(0.975, df)) * math.sqrt(variance)
