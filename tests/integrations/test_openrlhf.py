@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from standins import installed, module, namespace, with_settings, without  # noqa: E402
+from fake_modules import installed, module, namespace, with_settings, without  # noqa: E402
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
@@ -373,3 +373,17 @@ def test_install_puts_our_trainer_where_the_command_line_looks(monkeypatch):
     inner = made.__ray_metadata__.modified_class
     assert issubclass(inner, stock.__ray_metadata__.modified_class)
     assert issubclass(inner, names.ppo_trainer.BasePPOTrainer)
+
+
+@needs_openrlhf
+def test_the_flags_of_the_example_are_openrlhfs():
+    import re
+    from pathlib import Path
+
+    real()
+    import openrlhf.cli.train_ppo_ray as cli
+
+    known = set(re.findall(r'"--([\w.]+)"', Path(cli.__file__).read_text()))
+    flags = re.findall(r"--([\w.]+)", (Path(__file__).parents[2] / "examples/openrlhf_gs1.sh").read_text().split("python3", 1)[1])
+    assert len(flags) > 10
+    assert set(flags) <= known

@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from standins import installed, module, namespace, with_settings, without  # noqa: E402
+from fake_modules import installed, module, namespace, with_settings, without  # noqa: E402
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
@@ -298,7 +298,7 @@ def test_batch_loo_leaves_padding_out_by_its_name(skyrl):
 
 
 def test_a_group_of_one_is_judged_by_the_other_tasks(skyrl):
-    """As in verl #7793: a singleton under stock RLOO or GRPO keeps its whole reward as advantage. Ours subtracts what the others got."""
+    """As in verl #7793: alone in its group, 0.7 becomes 0.7 under stock GRPO and 0 under RLOO. Ours subtracts what the others got."""
     arguments = {
         "token_level_rewards": torch.tensor([[0.7], [0.2], [0.4]]),
         "response_mask": torch.ones(3, 1),
@@ -310,9 +310,9 @@ def test_a_group_of_one_is_judged_by_the_other_tasks(skyrl):
         "lambd": 1.0,
     }
     if skyrl.stock:
-        for name in ("rloo", "grpo"):
-            stock = skyrl.estimator(name)(**arguments | {"token_level_rewards": arguments["token_level_rewards"].clone()})[0]
-            assert float(stock[0, 0]) in (pytest.approx(0.7), pytest.approx(0.0)), name
+        for name, alone in {"grpo": 0.7, "rloo": 0.0}.items():
+            fresh = arguments | {"token_level_rewards": arguments["token_level_rewards"].clone()}
+            assert float(skyrl.estimator(name)(**fresh)[0][0, 0]) == pytest.approx(alone), name
     assert float(skyrl.estimator("batch_loo")(**arguments)[0][0, 0]) == pytest.approx(0.7 - 0.3)
 
 
@@ -419,6 +419,28 @@ def test_the_registered_names_reach_the_other_processes_of_ray():
         assert ray.get(elsewhere.remote()) == ("rollonce.integrations.skyrl", [1.0, -1.0])
     finally:
         ray.shutdown()
+
+
+@needs_skyrl
+def test_the_example_builds_on_skyrls_own_experiment(monkeypatch):
+    """It imports, its settings pass SkyRL's validation once the names are registered, and the trainer that comes out is ours."""
+    import runpy
+    from pathlib import Path
+
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.utils import validate_cfg
+
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples/skyrl_gs1.py"))
+    cfg = SkyRLTrainConfig.from_cli_overrides(
+        ["trainer.algorithm.advantage_estimator=gs1", "generator.n_samples_per_prompt=1", "trainer.logger=console"]
+    )
+    example["register"]()
+    validate_cfg(cfg)
+    monkeypatch.setenv("ROLLONCE_BASELINE", str(Path(__file__).parent / "none.json"))
+    monkeypatch.setattr(BasePPOExp, "get_trainer", lambda self, cfg: SimpleNamespace(cfg=cfg))
+    with pytest.raises(InputError, match=r"none.json: no such file"):
+        example["Experiment"].__new__(example["Experiment"]).get_trainer(cfg)
 
 
 def test_leave_one_out_of_the_whole_step():

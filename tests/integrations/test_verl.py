@@ -7,6 +7,7 @@ Each test runs against a stand-in; with verl and TransferQueue installed (run_re
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from standins import installed, module, namespace, with_settings, without  # noqa: E402
+from fake_modules import installed, module, namespace, with_settings, without  # noqa: E402
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
@@ -441,6 +442,27 @@ def test_the_names_that_we_use_are_there(queue):
     handed_over = inspect.getsource(ray_trainer.compute_advantage)
     assert all(f'"{name}"' in handed_over for name in ("token_level_rewards", "response_mask", "config", "index"))
     assert '"raw_prompt"' in inspect.getsource(trainer_base.PPOTrainer._compute_reward_colocate)
+
+
+@needs_verl
+def test_the_settings_of_the_example_are_verls(monkeypatch):
+    """Every setting exists (hydra refuses unknown ones) and verl's own validation passes."""
+    import shlex
+
+    import verl.trainer
+    from hydra import compose, initialize_config_dir
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    text = (Path(__file__).parents[2] / "examples/verl_gs1.sh").read_text()
+    text = re.sub(r"`#.*?`|\\\n", " ", text[text.index("python3 -m verl") :]).replace('"$@"', "")
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    given = [w for w in shlex.split(text) if "=" in w]
+    assert "algorithm.adv_estimator=gs1" in given
+    assert len(given) > 15
+    with initialize_config_dir(os.path.join(os.path.dirname(verl.trainer.__file__), "config"), version_base=None):
+        config = compose("ppo_trainer", overrides=given)
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Runs the adapters' tests against the real trainers, each in an environment of its own (about 2 GB and 3 minutes each, CPU only).
+#   tests/integrations/run_real.sh            all of them
+#   tests/integrations/run_real.sh verl       one of: verl, skyrl, openrlhf
+# ROLLONCE_REAL: where the environments go (default: a folder in the system's temporary one). PYTHON, PYTHON312: the interpreters.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+where=${ROLLONCE_REAL:-${TMPDIR:-/tmp}/rollonce-real}
+export OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=disabled RAY_raylet_start_wait_time_s=300
+torch="torch==2.13.0"
+
+environment() { # name, interpreter: makes it unless it is finished
+  [ -e "$where/$1/.done" ] && return 1
+  echo "== $1: making $where/$1"
+  "$2" -m venv "$where/$1"
+}
+
+verl() {
+  if environment verl "${PYTHON:-python3}"; then
+    "$where/verl/bin/pip" install -q $torch verl==0.9.1 TransferQueue==0.1.11 pyzmq msgspec cachetools fastapi uvicorn pytest -e .
+    touch "$where/verl/.done"
+  fi
+}
+
+skyrl() { # its extra skyrl-train wants flash-attn and nixl, which have no CPU build: what its trainer module imports, by name
+  if environment skyrl "${PYTHON312:-python3.12}"; then
+    "$where/skyrl/bin/pip" install -q $torch skyrl==0.4.0 ray==2.57.0 loguru jaxtyping omegaconf hydra-core tensordict torchdata \
+      func_timeout polars pybase64 aiohttp pytest -e .
+    "$where/skyrl/bin/pip" install -q --no-deps skyrl-gym
+    touch "$where/skyrl/.done"
+  fi
+}
+
+openrlhf() { # its wheel wants flash-attn and bitsandbytes: without them, and DeepSpeed without compiled operators
+  if environment openrlhf "${PYTHON:-python3}"; then
+    "$where/openrlhf/bin/pip" install -q $torch ray==2.55.0 transformers==5.15.0 accelerate peft datasets jsonlines torchdata tqdm einops \
+      optree sympy pylatexenc aiohttp pynvml packaging setuptools wheel ninja py-cpuinfo psutil hjson msgpack pydantic pillow pytest -e .
+    DS_BUILD_OPS=0 "$where/openrlhf/bin/pip" install -q --no-deps --no-build-isolation deepspeed==0.19.6
+    "$where/openrlhf/bin/pip" install -q --no-deps openrlhf==0.11.2
+    touch "$where/openrlhf/.done"
+  fi
+}
+
+for trainer in "${@:-verl skyrl openrlhf}"; do
+  for name in $trainer; do
+    "$name"
+    echo "== $name: tests/integrations/test_$name.py"
+    "$where/$name/bin/python" -m pytest "tests/integrations/test_$name.py" -p no:cacheprovider -W ignore -rs
+  done
+done
