@@ -76,6 +76,18 @@ def test_sequence_aggregation_takes_each_rollouts_own_mean(policy, samples):
     assert -(a @ got.sketches_RD) / 8 == pytest.approx(wanted, abs=1e-5 * np.abs(wanted).max())
 
 
+def test_adams_metric_weighs_each_parameter_by_its_own_size(policy, samples):
+    plain = score_gradients(policy, samples, buckets=0).sketches_RD.astype(np.float64)
+    size = np.sqrt((plain**2).mean(axis=0))
+    wanted = plain / (size + 1e-4 * np.sqrt((plain**2).mean()))
+    seen = []
+    got = score_gradients(policy, samples, metric="adam", buckets=0, progress=lambda done, total: seen.append((done, total)))
+    assert got.sketches_RD == pytest.approx(wanted, rel=1e-3, abs=1e-3)
+    assert np.diag(got.gram_RR) == pytest.approx((wanted**2).sum(axis=1), rel=1e-3)
+    assert seen[-1] == (16, 16)
+    assert len(seen) == 16
+
+
 def test_on_policy_ratios_are_one_and_off_policy_they_weigh_the_tokens(policy, samples):
     on = score_gradients(policy, samples, buckets=0).on_policy
     assert on.max_abs_log_ratio < 1e-4

@@ -65,6 +65,8 @@ class Args:
     """A saved baseline to measure as well, as it was fitted."""
     aggregation: Annotated[Literal["token", "sequence"], arg(metavar="HOW")] = "token"
     """The loss's: token (sum over all tokens by one denominator) or sequence (mean of each rollout first)."""
+    metric: Annotated[Literal["plain", "adam"], arg(metavar="HOW")] = "plain"
+    """Of gradients: plain, or adam (each parameter by its own root mean square), as Adam's steps see noise."""
     max_new_tokens: Annotated[int, arg(metavar="N")] = 96
     """Limit of a rollout; cut off there, its reward is 0."""
     temperature: Annotated[float, arg(metavar="T")] = 1.0
@@ -215,6 +217,7 @@ def _measure(
         policy,
         samples,
         aggregation=args.aggregation,
+        metric=args.metric,
         buckets=args.sketch,
         seed=args.seed,
         progress=lambda done, total: bars.tell(f"{name}gradients", "", done, total),

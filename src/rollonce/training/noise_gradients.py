@@ -12,7 +12,7 @@ Shapes: ``_R`` rollouts, ``_T`` tokens, ``_P`` parameters, ``_D`` buckets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from rollonce.policies.samples import Samples
 from rollonce.rollouts import FloatArray
 
 Aggregation = Literal["token", "sequence"]
+Metric = Literal["plain", "adam"]
 MAX_GRAM = 20_000
 
 
@@ -97,6 +98,7 @@ def score_gradients(
     samples: Samples,
     *,
     aggregation: Aggregation = "token",
+    metric: Metric = "plain",
     buckets: int = 16384,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -111,6 +113,8 @@ def score_gradients(
         samples: R rollouts.
         aggregation: ``token`` (the loop's token mean): the sum over the trajectory's tokens over the mean length of all R, the one
             denominator common to all batches and baselines; ``sequence``: each trajectory's own mean over its tokens.
+        metric: ``plain``, or ``adam``: every parameter in units of its own root mean square gradient over the R rollouts (with a floor of
+            1e-4 of all parameters'), as Adam's steps see it. Takes two passes.
         buckets: D; 0 keeps whole gradients (R x P float32).
         seed: Of the sketch: two calls with one seed can be compared by their sketches.
         progress: Called with (done, R).
@@ -134,30 +138,45 @@ def score_gradients(
     sketches_RD = torch.empty((len(samples), sketch.size), dtype=torch.float32)
     norms_R = np.empty(len(samples))
     lengths_R = samples.lengths_B.double().numpy()
-    mean_length = float(lengths_R.mean())
     log_ratios: list[Tensor] = []
-    for i in range(len(samples)):
-        one = samples.take([i])
-        log_probs_BT = policy.evaluate(one).log_probs_BT
-        log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
-        scale = 1 / mean_length if aggregation == "token" else 1 / lengths_R[i]
-        grads = torch.autograd.grad(torch.exp(log_ratio_BT).sum() * scale, parameters, allow_unused=True)
-        flat_P = torch.cat(
-            [torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(grads, parameters, strict=True)]
-        )
-        sketches_RD[i] = sketch(flat_P).cpu()
+    passes = 1 if metric == "plain" else 2
+    tell = progress or (lambda done, total: None)
+    weights = None
+    if metric == "adam":
+        squares = [torch.zeros_like(p) for p in parameters]
+        for i, grads, _ in _each(policy, samples, parameters, aggregation):
+            for total, g in zip(squares, grads, strict=True):
+                total.addcmul_(g, g, value=1 / len(samples))
+            tell(i + 1, passes * len(samples))
+        floor = 1e-4 * float(np.sqrt(sum(float(x.sum()) for x in squares) / n_parameters))
+        weights = [1 / (x.sqrt() + max(floor, 1e-30)) for x in squares]
+    for i, grads, log_ratio_BT in _each(policy, samples, parameters, aggregation):
+        if weights is not None:
+            grads = [g * w for g, w in zip(grads, weights, strict=True)]
+        sketches_RD[i] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
         # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half the backward pass.
-        norms_R[i] = sum(float(g.square().sum()) for g in grads if g is not None)
-        log_ratios.append(log_ratio_BT.detach().double().cpu().reshape(-1))
+        norms_R[i] = sum(float(g.square().sum()) for g in grads)
+        log_ratios.append(log_ratio_BT.double().cpu().reshape(-1))
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
-        if progress and (i % 16 == 0 or i + 1 == len(samples)):
-            progress(i + 1, len(samples))
+        tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
     gram_RR = _gram(sketches_RD)
     own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
     error = float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2))) if sketch.buckets and known_R.any() else 0.0
     gram_RR[np.diag_indices(len(samples))] = norms_R
     return ScoreGradients(gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios))
+
+
+def _each(policy: Any, samples: Samples, parameters: list[Tensor], aggregation: Aggregation) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+    """(position, gradient by tensor, log ratio of its tokens) of every rollout."""
+    mean_length = samples.n_tokens / len(samples)
+    for i in range(len(samples)):
+        one = samples.take([i])
+        log_probs_BT = policy.evaluate(one).log_probs_BT
+        log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
+        scale = 1 / (mean_length if aggregation == "token" else one.n_tokens)
+        grads = torch.autograd.grad(torch.exp(log_ratio_BT).sum() * scale, parameters, allow_unused=True)
+        yield i, [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)], log_ratio_BT.detach()
 
 
 def _gram(rows_RD: Tensor, step: int = 2048) -> FloatArray:
@@ -177,4 +196,4 @@ def _on_policy(log_ratios: list[Tensor]) -> OnPolicy:
     return OnPolicy(float(tokens.mean()), float(tokens.max()), float(rollout_R.std()) if len(rollout_R) > 1 else 0.0, share)
 
 
-__all__ = ["Aggregation", "OnPolicy", "ScoreGradients", "Sketch", "score_gradients"]
+__all__ = ["Aggregation", "Metric", "OnPolicy", "ScoreGradients", "Sketch", "score_gradients"]

@@ -18,7 +18,7 @@ from rollonce.scoring import Estimate, dead_group_fraction
 from rollonce.training.noise_quantities import Design, Quantity
 from rollonce.training.noise_report import Lag, NoiseGroup, NoiseReport
 
-_MAX_SUBSETS = 40
+_MAX_SUBSETS = 70
 
 
 class TaskMoments(NamedTuple):
@@ -97,7 +97,7 @@ def group_row(
 
 
 def _subsets(g: int, size: int, seed: int) -> list[list[int]]:
-    """All subsets of that size, or forty of them in pairs that do not overlap where there are more."""
+    """All subsets of that size, or seventy of them, dealt so that few overlap, where there are more."""
     every = itertools.combinations(range(g), size)
     first = list(itertools.islice(every, _MAX_SUBSETS + 1))
     if len(first) <= _MAX_SUBSETS:
