@@ -66,9 +66,10 @@ def package_pin(name: str) -> dict[str, Any] | None:
 
 
 def own_pin() -> dict[str, Any]:
-    """This package: version and hash over its ``.py`` files."""
+    """This package's baselines: version, and hash over the ``.py`` files that a group mean goes through."""
     root = Path(rollonce.__file__).parent
-    files = sorted((str(f.relative_to(root)), f) for f in root.rglob("*.py"))
+    paths = [root / "rollouts.py", root / "component.py", *(root / "baselines").glob("*.py")]
+    files = sorted((str(f.relative_to(root)), f) for f in paths)
     return {"package": "rollonce", "version": rollonce.__version__, "sha256": _hash(files), "files": len(files)}
 
 
