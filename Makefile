@@ -9,15 +9,17 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: demo test check bench clean
 
-demo: $(VENV)/.core
+demo: $(VENV)/.train
 	@mkdir -p out/demo
-	@echo "== demo 1/3: scoring the eight shipped sets of real rollouts (a few minutes): rollonce score --all-datasets"
+	@echo "== demo 1/4: scoring the eight shipped sets of real rollouts (a few minutes): rollonce score --all-datasets"
 	@$(BIN)/rollonce score --all-datasets --report out/demo/report.html
-	@echo "== demo 2/3: tuning a kernel on one of them, judged on tasks it was not tuned on: rollonce tune $(DEMO_SET) --budget 45s"
-	@$(BIN)/rollonce tune $(DEMO_SET) --budget 45s --out out/demo/baseline.json
-	@echo "== demo 3/3: auditing what was tuned, as you would before putting it into a trainer: rollonce check"
+	@echo "== demo 2/4: tuning a kernel on one of them, judged on tasks it was not tuned on: rollonce tune $(DEMO_SET) --budget 30s"
+	@$(BIN)/rollonce tune $(DEMO_SET) --budget 30s --out out/demo/baseline.json
+	@echo "== demo 3/4: auditing what was tuned, as you would before putting it into a trainer: rollonce check"
 	@$(BIN)/rollonce check out/demo/baseline.json
-	@echo "== done. The page: out/demo/report.html   The tuned baseline: out/demo/baseline.json"
+	@echo "== demo 4/4: training five arms with three seeds on the policy that comes with rollonce (some minutes): rollonce compare specs/embedded_small.toml"
+	@$(BIN)/rollonce compare specs/embedded_small.toml --out out/demo/compare --report out/demo/compare.html
+	@echo "== done. The pages: out/demo/report.html, out/demo/compare.html   The tuned baseline: out/demo/baseline.json"
 
 test: $(VENV)/.dev
 	@echo "== test: the whole suite but what is marked slow (pytest -m slow runs that by hand)"
@@ -36,15 +38,15 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rollonce needs Python 3.11 or newer; pass PYTHON=python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "== installing rollonce and its core dependencies into $(VENV) (a minute or two the first time)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable .
+$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "== installing rollonce and what training needs (a CPU build of torch, transformers) into $(VENV) (two minutes or so the first time)"
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing rollonce with its extras and the test tools into $(VENV) (some minutes the first time)"
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,embed,train,inspect,trl]'
-	@touch $(VENV)/.core $@
+	@touch $(VENV)/.train $@
 
 clean:
 	rm -rf $(VENV) out
