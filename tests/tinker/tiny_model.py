@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 CHAT_TEMPLATE = (
@@ -9,10 +10,15 @@ CHAT_TEMPLATE = (
 )
 
 
+STOP_SHARE = 0.15
+
+
 def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     """Model and tokenizer in transformers' format: 256 bytes and four special tokens, 2 layers, 128 wide.
 
-    Byte-level BPE without merges: every text has tokens, one a byte, and no word of any language is special.
+    Byte-level BPE without merges: every text has tokens, one a byte, and no word of any language is special. Random weights, but for one
+    direction that all embeddings share and that makes the end of sequence about `STOP_SHARE` likely at each token: else nearly every
+    rollout would be cut off, and a truncated rollout earns nothing by rule.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -37,12 +43,22 @@ def make_tiny_model(directory: Path, seed: int = 0) -> Path:
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=1024,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    model = Qwen3ForCausalLM(config).to(torch.float32)
+    model = Qwen3ForCausalLM(config).to(torch.float32).eval()
+    shared_D = torch.randn(config.hidden_size)
+    shared_D /= shared_D.norm()
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 0.3 * shared_D
+        ids = torch.randint(4, len(tokenizer), (16, 32))
+        hidden = model.model(ids).last_hidden_state @ shared_D
+        others = model.lm_head(model.model(ids).last_hidden_state)[..., 4:].logsumexp(-1)
+        # log(p / (1 - p)) = its logit less the others' together
+        stop_logit = math.log(STOP_SHARE / (1 - STOP_SHARE)) + float(others.mean())
+        model.lm_head.weight[tokenizer.eos_token_id] = shared_D * stop_logit / float(hidden.mean())
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
