@@ -14,6 +14,7 @@ from rollonce.reports.comparison_words import (
     bracket,
     comparison_verdict,
     count,
+    left_out_lines,
     outcome,
     percent,
     percent_interval,
@@ -150,7 +151,7 @@ def comparison_markdown(found: Analysis, command: str) -> str:
         out += _table(["policy", "critic", "memory, GB", "×", "a step", "×", "critic's share"], rows)
     if found.notes or found.left_out:
         out += ["", "## To know", "", *(f"* {note}" for note in found.notes)]
-        out += [f"* Not used: {x.arm}, seed {x.seed}: {x.reason}" for x in found.left_out]
+        out += [f"* Not used: {line}" for line in left_out_lines(found)]
     out += ["", f"Made by `{command}` (rollonce {__version__}).", ""]
     return "\n".join(out)
 

@@ -20,6 +20,7 @@ from rollonce.reports.comparison_words import (
     bracket,
     comparison_verdict,
     count,
+    left_out_lines,
     outcome,
     percent,
     percent_interval,
@@ -121,6 +122,7 @@ def render_comparison(found: Analysis, command: str) -> str:
         formulas=predict(MODELS[0], "network").lines if with_critic else [],
         assumptions=assumptions(),
         kinds=KINDS,
+        left_out=left_out_lines(found),
         command=command,
         version=__version__,
     )

@@ -13,6 +13,7 @@ from rollonce.reports.comparison_words import (
     bracket,
     comparison_verdict,
     count,
+    left_out_lines,
     outcome,
     percent,
     percent_interval,
@@ -49,8 +50,8 @@ def print_comparison(console: Console, found: Analysis) -> None:
             say(line)
     for note in found.notes:
         say(f"Note: {note}", "yellow")
-    for left in found.left_out:
-        say(f"Not used: {left.arm}, seed {left.seed}: {left.reason}", "yellow")
+    for line in left_out_lines(found):
+        say(f"Not used: {line}", "yellow")
 
 
 def _finals(console: Console, found: Analysis, mode: str) -> Table:

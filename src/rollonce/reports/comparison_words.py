@@ -191,5 +191,13 @@ def rates_sentence(found: Analysis) -> list[str]:
     return out
 
 
+def left_out_lines(found: Analysis) -> list[str]:
+    """Runs that could not be used, those with the same reason together: ``grpo, seeds 1 and 2: has not been started``."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for x in found.left_out:
+        grouped.setdefault((x.arm, x.reason), []).append(x.seed)
+    return [f"{arm}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}" for (arm, reason), seeds in grouped.items()]
+
+
 def _list(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
