@@ -1,6 +1,6 @@
 """TRL's GRPO as it comes, on the embedded policy: 4 tasks x 8 rollouts a step. The twin of examples/trl_gs1.py.
 
-    python examples/trl_grpo.py --steps 60 --seed 0
+python examples/trl_grpo.py --steps 60 --seed 0
 """
 
 from __future__ import annotations
