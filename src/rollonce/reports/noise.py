@@ -84,6 +84,11 @@ def verdict(report: NoiseReport) -> list[str]:
         f"B_eff is off by {size:.0%} in the median of {len(rows)} baselines; for {len(off)} the 95% interval excludes agreement."
         + (f" Correlation of log noise with its prediction: {together:.2f}." if np.isfinite(together) else "")
     ]
+    top = report.approximations.norm_top_share
+    if top > 0.2:
+        out.append(
+            f"A hundredth of the rollouts carries {top:.0%} of all squared gradient norms: a few decide, and intervals may be too short."
+        )
     if report.winner == report.predicted_winner:
         out.append(f"Least noise that can be had: {report.winner}, as predicted.")
     else:
@@ -96,7 +101,12 @@ def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
     return [
         f"Log-probabilities differ by {ratio.mean_abs_log_ratio:.3g} nats a token in the mean (largest {ratio.max_abs_log_ratio:.3g}); a "
         f"trajectory's has sd {ratio.rollout_log_ratio_sd:.3g}, so its weights are worth {ratio.effective_share:.0%} of the rollouts.",
-        f"Noise of LOO is {lag.noise:.2f} times that on-policy; the true gradient points the same way by a cosine of {plain(lag.cosine)}.",
+        f"Noise of LOO is {lag.noise:.2f} times that on-policy; "
+        + (
+            f"the true gradient keeps its direction by a cosine of {plain(lag.cosine)}."
+            if np.isfinite(lag.cosine.value)
+            else "whether the true gradient keeps its direction cannot be told, for it is lost in the noise: more tasks or rollouts."
+        ),
     ]
 
 
