@@ -1,0 +1,143 @@
+"""GSM8K as tinker-cookbook's recipe reads it: its shuffle, its prompts, its grader."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollonce.errors import InputError, MissingExtraError
+from rollonce.experiments.dense import with_dense_reward
+from rollonce.experiments.engine import ExperimentTasks
+from rollonce.integrations.rows import stable_task_id
+from rollonce.tasks import Task, TaskSet
+
+_README = (
+    "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
+)
+
+
+def cookbook_correct(response: str, reference: str) -> float:
+    """The recipe's exact match: the last ``\\boxed{}`` against the reference, by its own grader (which needs a process's main thread)."""
+    from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
+
+    try:
+        given = math_env.extract_boxed(response)
+    except ValueError:
+        return 0.0
+    return float(math_env.safe_grade(given, reference))
+
+
+def cookbook_format(response: str) -> float:
+    """1 if there is a ``\\boxed{}``."""
+    from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
+
+    try:
+        math_env.extract_boxed(response)
+    except ValueError:
+        return 0.0
+    return 1.0
+
+
+def prepare_directory(source: str, folder: Path) -> Path:
+    """A working directory in which the recipe finds ``openai/gsm8k``: the given files, or nothing, and then the hub."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = source.partition(":")[2]
+    if place == "hub":
+        return folder
+    data = folder / "openai" / "gsm8k"
+    data.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        found = next((f for end in (".jsonl", ".jsonl.gz") if (f := Path(place).expanduser() / (split + end)).is_file()), None)
+        if found is None:
+            raise InputError(f"holds neither {split}.jsonl nor {split}.jsonl.gz", file=place)
+        opener = gzip.open if found.suffix == ".gz" else open
+        with opener(found, "rb") as src, open(data / f"{split}.jsonl", "wb") as out:
+            shutil.copyfileobj(src, out)
+    (data / "README.md").write_text(_README, encoding="utf-8")
+    return folder
+
+
+def _rows(source: str, split: str) -> list[dict[str, Any]]:
+    from rollonce.tasks.jsonl import read_json_lines
+
+    place = source.partition(":")[2]
+    if place != "hub":
+        for end in (".jsonl", ".jsonl.gz"):
+            file = Path(place).expanduser() / (split + end)
+            if file.is_file():
+                return [record for _, record in read_json_lines(file)]
+        raise InputError(f"holds neither {split}.jsonl nor {split}.jsonl.gz", file=place)
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise MissingExtraError("GSM8K from the hub", "datasets", "tinker") from error
+    try:
+        return [dict(row) for row in load_dataset("openai/gsm8k", "main", split=split)]
+    except Exception as error:  # the hub's client raises many kinds
+        raise InputError(f"GSM8K cannot be had from the hub ({type(error).__name__}); give --gsm8k DIR instead") from error
+
+
+def cookbook_tasks(source: str, seed: int, n_used: int, n_calibration: int, n_test: int, *, dense: bool) -> ExperimentTasks:
+    """The sets as the recipe sees them. Ids are those that its log has under our patch (`stable_task_id`).
+
+    Args:
+        source: ``gsm8k:DIRECTORY`` or ``gsm8k:hub``.
+        seed: Of the recipe's shuffle (``datasets``' own: numpy's default generator, one permutation).
+        n_used: Tasks that the arm with the most trains on.
+        n_calibration: Tasks right behind those in the shuffle.
+        n_test: Of the test set, in its order.
+
+    Raises:
+        InputError: no such files, rows that are not GSM8K's, or too few of them.
+    """
+    solutions: dict[str, str] = {}
+
+    def tasks_of(rows: list[dict[str, Any]], name: str) -> TaskSet:
+        out: dict[str, Task] = {}
+        for number, row in enumerate(rows, 1):
+            question, answer = row.get("question"), row.get("answer")
+            if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
+                raise InputError(
+                    f"row {number} of the {name} set is no GSM8K row: question and answer with a final '#### NUMBER'", file=source
+                )
+            reference = answer.rpartition("####")[2].strip().replace(",", "")
+            task = Task(stable_task_id(question), question, reference, cookbook_correct, {"family": "gsm8k"})
+            if task.id not in out:
+                out[task.id] = task
+                solutions[task.id] = f"{answer}\n\\boxed{{{reference}}}"
+        return TaskSet(out.values(), f"gsm8k/{name}")
+
+    rows = _rows(source, "train")
+    order = np.random.default_rng(seed).permutation(len(rows))
+    used = tasks_of([rows[int(i)] for i in order[:n_used]], "used")
+    taken = {t.id for t in used}
+    behind = [t for t in tasks_of([rows[int(i)] for i in order[n_used:]], "behind") if t.id not in taken]
+    train, test = tasks_of(rows, "train"), tasks_of(_rows(source, "test"), "test")[:n_test]
+    sets = [train, used, TaskSet(behind[:n_calibration], "gsm8k/calibration"), test]
+    labels = [(t, solutions[t.id]) for t in [*test, *train]]
+    if dense:
+        return ExperimentTasks(*(with_dense_reward(s) for s in sets), labels=[])  # type: ignore[arg-type]
+    return ExperimentTasks(*sets, labels=labels)
+
+
+def training_order(source: str, seed: int, n: int) -> list[str]:
+    """Ids of the first n rows of the recipe's shuffle, one a row."""
+    rows = _rows(source, "train")
+    return [stable_task_id(str(rows[int(i)]["question"])) for i in np.random.default_rng(seed).permutation(len(rows))[:n]]
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """JSON lines of a foreign log, a broken last one left out."""
+    out = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                out.append(json.loads(line))
+            except ValueError:
+                break
+    return out

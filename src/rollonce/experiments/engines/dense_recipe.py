@@ -1,0 +1,27 @@
+"""tinker-cookbook's math_rl recipe with `rollonce.experiments.dense.dense` as its grade: ``python -m`` with the recipe's own arguments.
+
+For tests of the machinery with a model that knows nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollonce.experiments.dense import dense
+
+
+def main() -> None:
+    """Run the recipe."""
+    import chz  # type: ignore[import-not-found]
+    from tinker_cookbook.recipes.math_rl import math_env, train  # type: ignore[import-not-found]
+
+    def check_answer(self: Any, text: str) -> float:
+        return dense(text, "")
+
+    math_env.MathEnv.check_answer = check_answer
+    asyncio.run(train.cli_main(chz.entrypoint(train.CLIConfig)))
+
+
+if __name__ == "__main__":
+    main()
