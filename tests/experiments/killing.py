@@ -15,13 +15,15 @@ import experiment_fakes as fakes
 import numpy  # noqa: F401
 import torch  # noqa: F401
 
-from rollonce.experiments import evaluate, gates
+from rollonce.experiments import evaluate, gates, stages
 from rollonce.experiments.files import read_lines
 from rollonce.experiments.records import Chain, locked
 from rollonce.experiments.spec import load_spec
 from rollonce.experiments.stages import run_experiment
 
 gates.N_BATCHES, gates.RESAMPLES, evaluate.ROWS = 50, 0, 6
+# Kills are about the records, not about what the preflight computes, which test_experiment_preflight.py looks at.
+stages.run_preflight = lambda *a: {"passed": True, "paths": [], "forced": []}
 
 
 class Clock:

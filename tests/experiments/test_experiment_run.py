@@ -29,6 +29,11 @@ STAGES += ["arm:grpo_g8", "arm:gs1_tfidf_g1", "evaluation:grpo_g8", "evaluation:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "N_BATCHES", 50)
     monkeypatch.setattr(gates, "RESAMPLES", 0)
+    # What it computes is the business of test_experiment_preflight.py; test_the_real_preflight_... lets it run here once.
+    monkeypatch.setattr(stages, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
+
+
+REAL_PREFLIGHT = stages.run_preflight
 
 
 def go(loaded: LoadedSpec, directory: Path, **engine: Any) -> tuple[Outcome, Chain]:
@@ -71,6 +76,22 @@ def test_both_signs_reach_the_verdict(tmp_path: Path) -> None:
     assert better.sentence.startswith("Validated: a difference of +1.0000")
     assert worse.sentence.startswith("Failed: a difference of -1.0000")
     assert (better.code, worse.code) == (0, 0)
+
+
+def test_the_real_preflight_stands_in_the_records(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "run_preflight", REAL_PREFLIGHT)
+    outcome, chain = go(spec, tmp_path / "run")
+    assert outcome.code == 0
+    record = chain.latest("correctness")
+    assert record is not None
+    assert [c["passed"] for c in record.data["paths"][0]["comparisons"]] == [True, True]
+
+
+def test_a_failed_preflight_stops_the_run(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"passed": False, "paths": [], "forced": [{"what": "forced activation", "passed": False}]}
+    monkeypatch.setattr(stages, "run_preflight", lambda *a: found)
+    outcome, _ = go(spec, tmp_path / "run")
+    assert (outcome.code, outcome.stage, outcome.sentence) == (1, "correctness", "correctness preflight: forced activation")
 
 
 # ---- the specification
@@ -121,7 +142,7 @@ def test_the_preapproved_fallback_is_adopted_and_scored_on_the_same_calibration(
     engine.tick = lambda what: pytest.fail("sampled again") if what == "sample" else None
     outcome = run_experiment(run)
     chain = Chain(tmp_path / "run")
-    assert [r.stage for r in chain.records][7:] == ["revision", "gate_offline"]
+    assert [r.stage for r in chain.records][7:] == ["revision", "correctness", "gate_offline"]
     assert (outcome.code, outcome.stage) == (1, "gate_offline")  # 9.0 is out of reach for it too
     assert chain.records[-1].data["advantage"] == "length_buckets_loo"
     assert (tmp_path / "run/calibration.jsonl").read_bytes() == calibration
@@ -269,10 +290,10 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
 def test_kill_9_at_every_few_events_then_resume(tmp_path: Path) -> None:
     here = Path(__file__).parent
     found = subprocess.run(
-        [sys.executable, str(here / "killing.py"), str(tmp_path), "1", "5"],
+        [sys.executable, str(here / "killing.py"), str(tmp_path), "1", "6"],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
         cwd=here,
         check=False,
     )
@@ -317,12 +338,8 @@ def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(spec: LoadedSpec, tm
     with pytest.raises(InputError, match="No space left on device"):
         go(spec, tmp_path / "run")
     assert len(list(read_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 9
-    monkeypatch.undo()
-    quick_again = pytest.MonkeyPatch()
-    quick_again.setattr(gates, "N_BATCHES", 50)
-    quick_again.setattr(gates, "RESAMPLES", 0)
+    monkeypatch.setattr(evaluate, "append_line", real)
     again, chain = go(spec, tmp_path / "run")
-    quick_again.undo()
     assert again == whole
     assert chain.records[-1].data == reference.records[-1].data
 
@@ -352,12 +369,11 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(tmp_
     outcome, chain = go(loaded, tmp_path / "run")
     assert [r.stage for r in chain.records].count("data_audit") == 2  # before training: once more
     assert outcome.stage == "gate_offline"
-    monkeypatch.undo()
+    monkeypatch.setattr(FakeEngine, "tasks", real)
     other = tmp_path / "other"
     other.mkdir()
     good = write_spec(other, small_spec())
     run, _ = open_run(good, other / "run")
-    gates.N_BATCHES, gates.RESAMPLES = 50, 0
     run_experiment(run)
     monkeypatch.setattr(FakeEngine, "tasks", lambda self: (t := real(self))._replace(test=t.test[:23]))
     with pytest.raises(InputError, match="stage 'data_audit' rests on tasks, which changed since it was recorded, and training has begun"):

@@ -285,7 +285,7 @@ class CookbookEngine:
             out.append(StepLog(i + 1, ids, rewards, b, advantages, int(counts.max()), rate, seconds, weight))
         return out
 
-    def _stock_step(self, arm: ArmSpec, step: int, directory: Path, order: Sequence[str]) -> tuple[list[str], list[float], list[float]]:
+    def _stock_step(self, arm: ArmSpec, step: int, directory: Path, order: list[str]) -> tuple[list[str], list[float], list[float]]:
         """A step of the stock recipe. Its log names no task: group k of a step is row k of that step's part of the shuffle."""
         rows = {}
         for file in sorted((directory / "log" / f"iteration_{step:06d}").glob("*rollout_summaries.jsonl")):
@@ -299,9 +299,9 @@ class CookbookEngine:
 
     def _remarks(self, arm: ArmSpec) -> list[str]:
         out = [
-            f"the recipe's training reward has a format term ({FORMAT_COEF:g} off without a well-formed box); the evaluation is exact match",
+            f"the recipe's training reward takes {FORMAT_COEF:g} off without a well-formed box; the evaluation is exact match",
             "loss_fn=importance_sampling and save_every=1 are given to the recipe explicitly; its defaults differ between versions",
-            "the recipe passes no LoRA seed: adapters start from the service's own draw (their product is zero, so the policies start equal)",
+            "the recipe passes no LoRA seed: the service draws the adapters' start (their product is zero, so policies start equal)",
         ]
         if self.settings.dense_reward:
             out.append("dense_reward: the recipe ran with a grade that a random model earns")
