@@ -284,7 +284,7 @@ def test_padding_copies_row_0_with_its_reward_and_still_changes_nothing(skyrl):
 
 def test_batch_loo_leaves_padding_out_by_its_name(skyrl):
     got, returns = skyrl.estimator("batch_loo")(
-        token_level_rewards=torch.tensor([[0.0, 1.0], [0.0, 0.5], [0.0, 0.0], [0.0, 1.0]]),
+        token_level_rewards=torch.tensor([[0.0, 1.0], [0.0, 0.25], [0.0, 0.0], [0.0, 1.0]]),
         response_mask=torch.tensor([[1, 1], [0, 1], [1, 1], [1, 1]]),
         index=["3", "7", "3", "pad0"],
         values=None,
@@ -293,7 +293,7 @@ def test_batch_loo_leaves_padding_out_by_its_name(skyrl):
         gamma=1.0,
         lambd=1.0,
     )
-    torch.testing.assert_close(got, torch.tensor([[0.75, 0.75], [0.0, 0.0], [-0.75, -0.75], [0.0, 0.0]]))
+    torch.testing.assert_close(got, torch.tensor([[0.875, 0.875], [0.0, -0.25], [-0.625, -0.625], [0.0, 0.0]]))
     torch.testing.assert_close(returns, got)
 
 

@@ -249,6 +249,12 @@ def test_padding_neither_counts_nor_trains(verl, tmp_path):
     assert len(trainer._gs1.baseline.history) == len(rows)
 
 
+def test_tokens_of_tools_get_no_advantage(verl, tmp_path):
+    rows = rows_of(np.random.default_rng(11))
+    rows[3] = row(rows[3].key, 1.0, rows[3].prompt, length=4, mask=torch.tensor([1, 0, 0, 1]))
+    assert abs(advantages(verl, make(verl, tmp_path), rows)[3]) > 1e-3  # `advantages` itself looks where it stands
+
+
 def test_balancing_may_put_rows_in_any_order(verl, tmp_path):
     """verl #3126, reruns that differ: what is ours of it. Same rollouts, other order over the ranks: the same advantages, bit by bit."""
     rows, order = rows_of(np.random.default_rng(3)), np.random.default_rng(4).permutation(8)
@@ -263,7 +269,7 @@ def test_several_outputs_of_a_session_count_once_with_the_last_ones_reward(verl,
     rows = rows_of(np.random.default_rng(5))
     alone = advantages(verl, make(verl, tmp_path), rows)
     key = rows[2].key.removesuffix("_0")
-    early, late = row(f"{key}_0", 0.0, rows[2].prompt), row(f"{key}_10", float(rows[2].rewards.sum()), rows[2].prompt)
+    early, late = row(f"{key}_2", 0.0, rows[2].prompt), row(f"{key}_10", float(rows[2].rewards.sum()), rows[2].prompt)
     trainer = make(verl, tmp_path)
     several = advantages(verl, trainer, [late, *rows[:2], *rows[3:], early])  # balanced: the last output comes first
     np.testing.assert_array_equal(several, np.concatenate([alone[[2]], alone[:2], alone[3:], alone[[2]]]))
@@ -305,12 +311,12 @@ def test_a_wrong_baseline_file_stops_before_the_first_rollout(verl, tmp_path, mo
 
 
 def test_batch_loo_needs_no_prompts_and_ignores_tasks(verl):
-    rewards = torch.tensor([[0.0, 1.0], [0.5, 0.0], [0.0, 0.0], [9.0, 9.0]])
+    rewards = torch.tensor([[0.0, 1.0], [0.25, 0.0], [0.0, 0.0], [9.0, 9.0]])
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0]])
-    got, returns = verl.registry["batch_loo"](
-        token_level_rewards=rewards, response_mask=mask, config=None, index=np.array(["a", "b", "a", "pad0"])
-    )
-    torch.testing.assert_close(got, torch.tensor([[0.75, 0.75], [0.0, 0.0], [-0.75, -0.75], [0.0, 0.0]]))  # 1 - (0.5+0)/2 ...
+    index = np.array(["a", "b", "a", "pad0"])
+    got, returns = verl.registry["batch_loo"](token_level_rewards=rewards, response_mask=mask, config=None, index=index)
+    # 1 - (1/4 + 0)/2, 1/4 - (1 + 0)/2, 0 - (1 + 1/4)/2; nothing where the mask is 0
+    torch.testing.assert_close(got, torch.tensor([[0.875, 0.875], [-0.25, 0.0], [-0.625, -0.625], [0.0, 0.0]]))
     torch.testing.assert_close(returns, got)
 
 
@@ -505,6 +511,37 @@ def test_a_row_rejected_by_verls_own_rollout_correction(real_verl, queue, tmp_pa
     masks = queue.kv_batch_get(batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"].unbind()
     assert [bool(m.any()) for m in masks] == [True] * 6 + [False]
     np.testing.assert_array_equal([float(a[0]) for a in real_verl.read([*rows, rejected])], [*alone, 0.0])
+
+
+@needs_verl
+def test_steps_of_the_real_trainer_have_the_gradient_of_the_pure_function_and_learn(real_verl, queue, tmp_path):
+    """verl's own `_step_once`: 6 rollouts padded by it to 8, its old log-probs, queue and loss. See verl_step.py for what is replaced.
+
+    On policy the ratio is 1, so the gradient of its token mean is ``-sum_i A_i grad log p_i / (number of tokens)``, worked out here.
+    """
+    from verl_step import LENGTH, VOCABULARY, equip
+
+    trainer = make(real_verl, tmp_path, actor_rollout_ref__actor__ppo_mini_batch_size=4, actor_rollout_ref__actor__use_dynamic_bsz=True)
+    equip(trainer, queue, PROMPTS[:10])
+    workers, sampler, plain, rewards = trainer.actor_rollout_wg, trainer.replay_buffer, fresh(tmp_path), []
+    for _ in range(12):
+        before = workers.policy.logits.detach().clone()
+        metrics = {}
+        trainer._step_once(metrics, {}, sample_batch_size=6)
+        step = Batch.of([PROMPTS[k] for k in sampler.at], sampler.rewards)
+        expected_A = step.rewards_B - plain.predict(step)
+        plain.observe(step)
+        gradient = torch.zeros(10, VOCABULARY)
+        for k, response, a in zip(sampler.at, sampler.responses, expected_A, strict=True):
+            for token in response:
+                one = torch.nn.functional.one_hot(torch.tensor(token), VOCABULARY).float()
+                gradient[k] -= float(a) * (one - torch.softmax(before[k], -1)) / (6 * LENGTH)
+        torch.testing.assert_close(workers.gradients[-1], gradient, rtol=1e-4, atol=1e-6)
+        assert len(workers.seen[-1]) == 8
+        assert metrics["rollonce/rows_dropped"] == 2
+        rewards.append(np.mean(sampler.rewards))
+    solved = torch.softmax(workers.policy.logits.detach(), -1)[torch.arange(10), torch.arange(10) % VOCABULARY]
+    assert float(solved.mean()) > 1 / VOCABULARY + 0.1, rewards  # it started at 1 in 5
 
 
 def test_verls_checkpoint_is_found_again_by_its_own_methods(monkeypatch, tmp_path):
