@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -271,6 +272,24 @@ def test_lag_of_nothing_is_nothing_and_a_turned_gradient_is_seen():
     assert opposite.cosine.value == pytest.approx(-1, abs=0.1)
     assert same.noise == pytest.approx(1, abs=0.3)
     assert lag_effect(on, sample(2 * np.eye(3))).noise == pytest.approx(4, rel=0.3)
+
+
+def test_what_tasks_differ_by_is_no_part_of_the_cosine():
+    """Half of the tasks pull one way, half the other; what they share is turned round by the lag."""
+    rng = np.random.default_rng(14)
+    own = np.where(np.arange(12) % 2 == 0, 1.0, -1.0)
+
+    def sample(shared):
+        right = (rng.random((12, 80)) < 0.5).astype(float)
+        x = np.stack([own, np.full(12, shared)], axis=1)
+        scores = ((right - 0.5)[:, :, None] * x[:, None, :]).reshape(960, 2)
+        level = SimpleNamespace(loo_noise=SimpleNamespace(value=1.0))
+        return Rollouts.from_groups(right, [f"t {i}" for i in range(12)]), scores, level
+
+    # Each pair of tasks n != m has own_n own_m, which sums to -12 over all pairs, against 132 * 0.9^2 of what is shared.
+    sum_of_own, shared = -12.0, 132 * 0.9**2
+    assert lag_effect(sample(0.9), sample(-0.9)).cosine.value == pytest.approx((sum_of_own - shared) / (sum_of_own + shared), rel=0.08)
+    assert lag_effect(sample(0.9), sample(0.9)).cosine.value == pytest.approx(1, abs=0.05)
 
 
 def test_default_baselines_and_the_joint_column():
