@@ -159,6 +159,15 @@ def test_bootstrap_pairs_items() -> None:
     assert boot.mean == pytest.approx((0.25, 0.25, 0.25))
 
 
+def test_bootstrap_pairs_seeds_only_when_asked() -> None:
+    # The same for seeds: they differ hugely, the arms by a constant.
+    seeds = np.array([0.0, 5.0, 11.0])[:, None].repeat(20, axis=1)
+    paired = bootstrap_difference(seeds + 0.25, seeds, True, resamples=200)
+    assert paired.mean == pytest.approx((0.25, 0.25, 0.25))
+    unpaired = bootstrap_difference(seeds + 0.25, seeds, False, resamples=200)
+    assert unpaired.mean.high - unpaired.mean.low > 5
+
+
 # Small things -----------------------------------------------------------------------------------------------------------------
 
 
