@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,9 +140,13 @@ def test_a_checkpoint_goes_on_exactly_as_the_run_would_have(server: TinkerServer
     resumed.load_state(state)
     assert resumed.steps == 1
     resumed.update(samples, advantages, learning_rate=1e-2)
-    # Adam's moments came along: without them the second step would be as large as a first one.
-    assert torch.equal(resumed.log_probs(samples), expected)
-    assert math.isclose(float(resumed.log_probs(samples).sum()), float(expected.sum()))
+    # Adam's moments came along. (To rounding: another slot of the server sums in another order. Without them it is off by far more, below.)
+    assert float((resumed.log_probs(samples) - expected).abs().max()) < 1e-4
+    client = resumed.service.client
+    resumed._trainer = resumed.service.call("a start without moments", lambda: client.create_training_client_from_state(state["path"]))
+    resumed._sampler = None
+    resumed.update(samples, advantages, learning_rate=1e-2)
+    assert float((resumed.log_probs(samples) - expected).abs().max()) > 1e-2
     with pytest.raises(InputError, match="rank 4"):
         connect(server, model, lora_rank=4).load_state(state)
     for p in (policy, resumed):
