@@ -67,7 +67,6 @@ def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -
         "seeds": list(config.compare.seeds),
         "steps": config.train.steps,
         "reference": config.compare.reference,
-        "confidence": config.compare.confidence,
         "seed_means": "the order of tasks and the stream of samples; the start policy is the same for all",
         "config": json.loads(config.model_dump_json()),
     }

@@ -258,13 +258,11 @@ class CompareConfig(Section):
         seeds: Each gives an order of tasks and a stream of samples; the same in all arms.
         processes: At once, one thread each; None: as many as there are cores.
         reference: The arm that others are compared with; None: ``flashreinforce`` if there is one, else the first.
-        confidence: Of the intervals.
     """
 
     seeds: tuple[Natural, ...] = (0,)
     processes: Count | None = None
     reference: str | None = None
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
 
     @field_validator("seeds")
     @classmethod
