@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,23 @@ _README = (
 )
 
 
-def cookbook_correct(response: str, reference: str) -> float:
+@dataclass(frozen=True)
+class CookbookGrader:
     """The recipe's exact match: the last ``\\boxed{}`` against the reference, by its own grader (which needs a process's main thread)."""
-    from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
 
-    try:
-        given = math_env.extract_boxed(response)
-    except ValueError:
-        return 0.0
-    return float(math_env.safe_grade(given, reference))
+    def warm_up(self) -> None:
+        """Import the cookbook, which takes seconds that are no response's fault."""
+        importlib.import_module("tinker_cookbook.recipes.math_rl.math_env")
+
+    def __call__(self, response: str, reference: str) -> float:
+        """1 or 0."""
+        from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
+
+        try:
+            given = math_env.extract_boxed(response)
+        except ValueError:
+            return 0.0
+        return float(math_env.safe_grade(given, reference))
 
 
 def cookbook_format(response: str) -> float:
@@ -106,7 +116,7 @@ def cookbook_tasks(source: str, seed: int, n_used: int, n_calibration: int, n_te
                     f"row {number} of the {name} set is no GSM8K row: question and answer with a final '#### NUMBER'", file=source
                 )
             reference = answer.rpartition("####")[2].strip().replace(",", "")
-            task = Task(stable_task_id(question), question, reference, cookbook_correct, {"family": "gsm8k"})
+            task = Task(stable_task_id(question), question, reference, CookbookGrader(), {"family": "gsm8k"})
             if task.id not in out:
                 out[task.id] = task
                 solutions[task.id] = f"{answer}\n\\boxed{{{reference}}}"
