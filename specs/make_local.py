@@ -43,8 +43,8 @@ def base() -> dict[str, Any]:
         "hypothesis": "At 32 rollouts a step, GS1 with the post's TF-IDF kernel is within 5 points of GRPO (group size 8) on held-out "
         "reasoning-gym tasks after 40 steps.",
         "method": "The request's experiment in small: the embedded policy instead of a served model, four types of "
-        "reasoning-gym tasks, two that it half solves and two that it nearly never does, instead of GSM8K, full fine-tuning instead of LoRA. "
-        "Both arms share seed, shuffle, steps, learning rate and loss; they differ in "
+        "reasoning-gym tasks, two that it half solves and two that it nearly never does, instead of GSM8K, full fine-tuning instead of "
+        "LoRA. Both arms share seed, shuffle, steps, learning rate and loss; they differ in "
         "grouping and advantage.",
         "success_criterion": "Validated if the paired Hoeffding interval on the difference lies above -0.05; failed if it lies below; else "
         "inconclusive. Conditional on the seed-0 checkpoints.",
@@ -146,8 +146,8 @@ def gate_fails() -> dict[str, Any]:
     return tune(
         base(),
         "A gate that fails: TF-IDF kernel on the embedded mixture of fifteen types",
-        "As the twin's. On fifteen types a batch of 32 holds about two tasks of each, so the kernel averages over one or two rewards; the gate "
-        "is there to notice that before anything is trained.",
+        "As the twin's. On fifteen types a batch of 32 holds about two tasks of each, so the kernel averages over one or two rewards; the "
+        "gate is there to notice that before anything is trained.",
         **{
             "dataset.name": "embedded",
             "rollonce.tasks": "embedded",
@@ -164,7 +164,8 @@ def inconclusive() -> dict[str, Any]:
     spec = tune(
         base(),
         "A design that cannot tell: ten steps, 200 items",
-        "As the twin's, with so few items that only a difference above 14 points could validate it: the power statement says so beforehand.",
+        "As the twin's, with so few items that only a difference above 14 points could validate it: the power statement "
+        "says so beforehand.",
         **{"eval.n_examples": 200, "steps": steps, "arms.0.steps": steps, "arms.1.steps": steps},
     )
     return spec
@@ -226,9 +227,9 @@ def follow_up(local: bool) -> dict[str, Any]:
     if local:
         spec["eval"]["n_examples"] = 1600
         spec["method"] = (
-            "The twin's setting with every arm at group size 1: the plain batch mean (FlashREINFORCE), the TF-IDF kernel, a ridge regression on "
-            "the prompt's TF-IDF vector fitted to past steps (prompt-level critic), and a value head with GAE on the policy's hidden state "
-            "(token-level critic, whose first three steps train the critic alone and count)."
+            "The twin's setting, every arm at group size 1: the plain batch mean (FlashREINFORCE), the TF-IDF kernel, a ridge regression "
+            "on the prompt's TF-IDF vector fitted to past steps (prompt-level critic), and a value head with GAE on the policy's "
+            "hidden state (token-level critic, whose first three steps train the critic alone and count)."
         )
     return spec
 

@@ -22,7 +22,7 @@ from rollonce.kernels import Softmax
 
 SPEC = load_spec(SEED_SPEC).spec
 TIGHT = Tolerance(atol=1e-12, rtol=1e-12, min_cosine=0.999999)
-WORDS = "apple basket count weigh engine hill river stone letter number cloud seven".split()
+WORDS = ["apple", "basket", "count", "weigh", "engine", "hill", "river", "stone", "letter", "number", "cloud", "seven"]
 PROMPTS = [" ".join(np.random.default_rng(i).choice(WORDS, size=5).tolist()) + f" item{i}" for i in range(40)]
 
 

@@ -191,7 +191,7 @@ def test_a_revision_does_not_start_a_run(tmp_path: Path) -> None:
 
 def test_nothing_starts_while_a_field_is_unresolved(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec(**{"dataset.split": "UNRESOLVED: pin it"}))
-    with pytest.raises(InputError, match="dataset.split"):
+    with pytest.raises(InputError, match=r"dataset\.split"):
         go(loaded, tmp_path / "run")
     assert [r.stage for r in Chain(tmp_path / "run").records] == ["start"]
 

@@ -211,7 +211,15 @@ class LoopEngine:
     def discard(self, directory: Path) -> None:
         """See `Engine.discard`."""
         shutil.rmtree(directory / "final", ignore_errors=True)
+        if (directory / "final").is_file():  # a service's weights: a note of where they are
+            (directory / "final").unlink()
         (directory / "checkpoint.pt").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End what sessions there are on a service."""
+        for learner in (self._start, self._loaded[1]):
+            if hasattr(learner, "close"):
+                learner.close()
 
     def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
         """See `Engine.train`."""
