@@ -28,6 +28,7 @@ class FaultyProxy:
         self._upstream = urlsplit(upstream).netloc
         self._plans: list[list[Any]] = []
         self._lock = threading.Lock()
+        self._dead = threading.Event()
         self.answered: list[tuple[int, str]] = []
         proxy = self
 
@@ -38,6 +39,9 @@ class FaultyProxy:
 
             def _do(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if proxy._dead.is_set():  # an open connection dies with the service
+                    self.close_connection = True
+                    return None
                 status = proxy._bad(self.path)
                 if status is not None:
                     return self._reply(status, [("content-type", "application/json")], b'{"detail": "injected"}')
@@ -87,6 +91,7 @@ class FaultyProxy:
 
     def close(self) -> None:
         """Stop listening: from here on connections are refused, as from a service that has died."""
+        self._dead.set()
         self._server.shutdown()
         self._server.server_close()
 

@@ -93,13 +93,19 @@ class TinkerService:
 
     @property
     def client(self) -> Any:
-        """The SDK's ServiceClient, made on first use."""
+        """The SDK's ServiceClient, with a session that is open: a wrong key is known here, before anything is asked of it."""
         if self._client is None:
             api_key()
             tinker = load_sdk()
             self._wait_until_well(self.connect_s)
             options = {} if self.url is None else {"base_url": self.url}
-            self._client = self.call("opening a session", lambda: tinker.ServiceClient(**options))
+
+            def open_session() -> Any:
+                client = tinker.ServiceClient(**options)
+                getattr(client, "holder", None)  # since 0.38 the session itself waits for its first use
+                return client
+
+            self._client = self.call("opening a session", open_session)
         return self._client
 
     def trouble(self, timeout: float = 5.0) -> str | None:
