@@ -31,15 +31,19 @@ def lines_of(part: Path) -> int:
 
 def kill_after(process: subprocess.Popen[str], part: Path, more: int) -> bool:
     """Kill it once it has written that many rows more; False if it ended before."""
-    goal, deadline = lines_of(part) + more, time.monotonic() + 120
-    while process.poll() is None:
-        if lines_of(part) >= goal:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            return True
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return False
+    # Loading torch takes seconds, and minutes on a machine that is busy enough: the limit is against hanging for ever, not for speed.
+    goal, deadline = lines_of(part) + more, time.monotonic() + 900
+    try:
+        while process.poll() is None:
+            if lines_of(part) >= goal:
+                process.send_signal(signal.SIGKILL)
+                return True
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return False
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_killed_again_and_again_at_a_server(sums, tmp_path):
@@ -60,7 +64,7 @@ def test_killed_again_and_again_at_a_server(sums, tmp_path):
         assert not out.exists()
         kept = lines_of(part)
         process = start(*argv)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=900)
         assert process.returncode == 0, err
         assert f"{kept} of 96 rollouts are there already" in err
         times = Counter(server.asked())
@@ -106,7 +110,7 @@ def test_ctrl_c_says_what_is_kept(sums, tmp_path):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=900)
     assert process.returncode == 130
     assert "of 160 rollouts are kept in" in err
     assert "Traceback" not in err
@@ -134,7 +138,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_row(sums, tmp_path):
             "import resource, sys; from rollonce.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); "
             f"sys.exit(main({argv!r}))"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         assert "cannot be written: File too large" in done.stderr
@@ -147,7 +151,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_row(sums, tmp_path):
         asked = len(server.requests)
         assert asked == n + 1
         process = start(*argv[1:])
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=900)
         assert process.returncode == 0, err
         assert len(server.requests) - asked == 96 - n
     assert len(out.read_text().splitlines()) == 96
