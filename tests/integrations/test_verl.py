@@ -130,6 +130,14 @@ def stand_in(monkeypatch):
 
 @pytest.fixture(scope="session")
 def queue():
+    if os.environ.get("ROLLONCE_LOCAL_QUEUE"):
+        from verl.trainer.ppo import padding_utils
+        from verl.trainer.ppo.v1 import trainer_base
+        from verl_step import LocalQueue
+
+        trainer_base.tq = padding_utils.tq = LocalQueue()
+        yield trainer_base.tq
+        return
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -541,7 +549,7 @@ def test_steps_of_the_real_trainer_have_the_gradient_of_the_pure_function_and_le
         assert metrics["rollonce/rows_dropped"] == 2
         rewards.append(np.mean(sampler.rewards))
     solved = torch.softmax(workers.policy.logits.detach(), -1)[torch.arange(10), torch.arange(10) % VOCABULARY]
-    assert float(solved.mean()) > 1 / VOCABULARY + 0.1, rewards  # it started at 1 in 5
+    assert float(solved.mean()) > 2 / VOCABULARY, rewards  # it started at 1 in 5
 
 
 def test_verls_checkpoint_is_found_again_by_its_own_methods(monkeypatch, tmp_path):

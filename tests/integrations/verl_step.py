@@ -35,7 +35,7 @@ class Workers:
         self._dispatch_info = {"actor": [0]}
         self.queue, self.policy, self.loss = queue, policy, get_policy_loss_fn("vanilla")
         self.config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-        self.optimiser, self.gradients, self.seen = torch.optim.SGD(policy.parameters(), lr=4.0), [], []
+        self.optimiser, self.gradients, self.seen = torch.optim.SGD(policy.parameters(), lr=12.0), [], []
 
     def _get(self, batch, *fields):
         return self.queue.kv_batch_get(batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
@@ -123,3 +123,23 @@ def equip(trainer, queue, prompts, seed=0):
     trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: None)
     trainer.curr_step_profile, trainer.global_steps, trainer.distillation_config = False, 1, None
     return trainer
+
+
+class LocalQueue:
+    """TransferQueue in this process, for machines too busy for Ray to start (ROLLONCE_LOCAL_QUEUE=1): the same calls, rows by key."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def kv_batch_put(self, keys, partition_id, fields=None, tags=None):
+        from transfer_queue import KVBatchMeta
+
+        for i, key in enumerate(keys):
+            self.rows.setdefault(key, {}).update({name: fields[name][i] for name in fields.keys()})  # noqa: SIM118
+        return KVBatchMeta(keys=list(keys), tags=tags or [{} for _ in keys], partition_id=partition_id)
+
+    def kv_batch_get(self, keys, partition_id, select_fields=None):
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        names = select_fields or list(self.rows[keys[0]])
+        return list_of_dict_to_tensordict([{n: self.rows[k][n] for n in names if n in self.rows[k]} for k in keys])
