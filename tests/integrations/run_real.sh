@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 where=${ROLLONCE_REAL:-${TMPDIR:-/tmp}/rollonce-real}
-export OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=disabled RAY_raylet_start_wait_time_s=300
+export OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=disabled RAY_raylet_start_wait_time_s=300 RAY_agent_register_timeout_ms=300000
 torch="torch==2.13.0"
 
 environment() { # name, interpreter: makes it unless it is finished
