@@ -242,7 +242,12 @@ class LoopEngine:
         if result.status != "done":
             raise StageFailed(f"arm {arm.name} ended early: {result.message}")
         checkpoint = directory / "final"
-        return Trained(steps_of(directory, config), str(checkpoint), f"rollonce train {directory.name}/config.json", [])
+        return Trained(
+            steps_of(directory, config),
+            str(checkpoint),
+            f"# {arm.name}: rollonce.training.loop.train, all settings in arms/{arm.name}/config.json",
+            [],
+        )
 
 
 def steps_of(directory: Path, config: RunConfig) -> list[StepLog]:
