@@ -103,9 +103,11 @@ def trace(directory: Path, record: Record) -> Trace:
     for s in steps:
         r, b, a = (np.asarray(x, dtype=np.float64) for x in (s.rewards, s.baselines, s.advantages))
         loo = (r.sum() - r) / max(len(r) - 1, 1)
-        values = (s.step, r.mean(), b.std(), loo.std(), np.abs(b - loo).mean(), a.std())
-        for series, value in zip(out[1:], values, strict=True):
-            series.append(value if series is out.steps else float(value))
+        out.steps.append(s.step)
+        values = (r.mean(), b.std(), loo.std(), np.abs(b - loo).mean(), a.std())
+        series = (out.reward, out.spread, out.loo_spread, out.gap, out.advantage_sd)
+        for line, value in zip(series, values, strict=True):
+            line.append(float(value))
     return out
 
 
