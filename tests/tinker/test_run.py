@@ -37,7 +37,7 @@ def rollonce(*arguments: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=400,
+        timeout=900,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -98,7 +98,7 @@ def test_the_requests_own_file_is_stopped_by_its_gate(server: TinkerServer, mode
     spec["dataset"]["n_examples"], spec["eval"]["n_examples"], spec["steps"] = 400, 24, 3
     for arm in spec["arms"]:
         arm["steps"] = 3
-    spec["rollonce"] = {**spec.get("rollonce", {}), "renderer": "role_colon"}
+    spec["rollonce"] = {**spec.get("rollonce", {}), "renderer": "role_colon", "max_tokens": 16}
     path = tmp_path / "own.spec.json"
     path.write_text(json.dumps(spec))
     code, said = rollonce(str(path), "--gsm8k", str(gsm8k), "--base-url", server.url, "--out", str(tmp_path / "run"))
