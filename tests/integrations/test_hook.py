@@ -265,6 +265,10 @@ def test_a_kernel_that_does_nothing_is_warned_of_after_n_steps(window):
     assert said(make(), *calls[:4]) == []
     assert "5 steps" in said(make(), *calls)[0]
     assert said(make(), *[step(rng) for _ in range(6)]) == []
+    before, after = make(), make()
+    assert said(before, *calls[:3]) == []
+    after.load_state_dict(before.state_dict())
+    assert "5 steps" in said(after, *calls[3:5])[0], "a restart does not start the count anew"
     assert said(AdvantageHook(LeaveOneOut(window=window), group_size=None, warn_after=2), *calls) == [], "LOO is meant to be LOO"
 
 
