@@ -102,6 +102,8 @@ def group_of(question: str, rewards: list[float], finals: list[float] | None = N
 SENT: list[list[list[float]]] = []
 """Advantages that reached the data of each step, a list a group."""
 PRINTED: list[list[float]] = []
+CREATED: list[str] = []
+"""What a run has made on the service."""
 STEPS: list[list[tuple[ProblemBuilder, TrajectoryGroup]]] = []
 """What sampling will give, a list a step."""
 
@@ -166,6 +168,7 @@ async def do_sync_training_with_stream_minibatch(
 
 
 async def main(config: Config, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+    CREATED.append("a training client")
     loop = do_sync_training if config.stream_minibatch_config is None else do_sync_training_with_stream_minibatch
     end = len(STEPS) if end is None else end
     out = await loop(start_batch=start, end_batch=end, num_batches=end, config=config)

@@ -28,7 +28,7 @@ def cookbook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("tinker_cookbook", "tinker_cookbook.rl"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "tinker_cookbook.rl.train", standin)
-    for log in (standin.SENT, standin.PRINTED, standin.STEPS):
+    for log in (standin.SENT, standin.PRINTED, standin.STEPS, standin.CREATED):
         log.clear()
     return standin
 
@@ -162,11 +162,13 @@ def test_settings_that_spoil_it_are_refused_by_name_before_anything_runs(tmp_pat
         run(tmp_path / "a", **settings)
     assert next(iter(settings)) in str(error.value)
     assert ("set it to False" in str(error.value)) == ("remove_constant_reward_groups" in settings)
-    assert not standin.SENT
+    assert not standin.CREATED
     # Also where somebody imported main before the patch: the loop itself refuses.
     original = standin.main
     with cookbook_baseline(LeaveOneOut()), pytest.raises(InputError):
         asyncio.run(original(standin.Config(str(tmp_path / "a"), **settings)))
+    assert standin.CREATED
+    assert not standin.SENT
 
 
 def test_everything_is_put_back_also_after_an_error(tmp_path: Path) -> None:
