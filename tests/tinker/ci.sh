@@ -26,4 +26,6 @@ fi
 export COOKBOOK_058="$PWD/$venv/cookbook-0.5.8"
 case "$venv" in /*) COOKBOOK_058="$venv/cookbook-0.5.8" ;; esac
 echo "== tests/tinker against a real server"
-exec "$venv/bin/python" -m pytest -c tests/tinker/pytest.ini --rootdir tests/tinker "${@:-tests/tinker}"
+# Two workers with a server each: while one's server computes, the other's recipe imports.
+[ $# -gt 0 ] || set -- -n 2 --dist loadfile --no-loadscope-reorder tests/tinker
+exec "$venv/bin/python" -m pytest -c tests/tinker/pytest.ini --rootdir tests/tinker "$@"

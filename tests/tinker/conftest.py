@@ -1,4 +1,4 @@
-"""One server for all tests of this directory. They run by ``tests/tinker/ci.sh`` alone: see there which packages they need."""
+"""One server for all tests of this directory (one a worker). They run by ``tests/tinker/ci.sh`` alone: see there which packages they need."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    """The server; every test leaves it running (the last one restarts it)."""
-    cache = os.environ.get("ROLLONCE_TEST_JAX_CACHE")  # to spend the compilation once when running parts of this by hand
-    with TinkerServer(tmp_path_factory.mktemp("server"), model, cache=Path(cache) if cache else None) as running:
+    """The server; every test leaves it running (`test_zz_restart` starts it anew)."""
+    base = tmp_path_factory.getbasetemp()
+    # What one worker's server has compiled the other's need not. (The variable: to compile once when running parts of this by hand.)
+    shared = os.environ.get("ROLLONCE_TEST_JAX_CACHE") or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "jax_cache"
+    with TinkerServer(tmp_path_factory.mktemp("server"), model, cache=Path(shared)) as running:
         yield running
 
 

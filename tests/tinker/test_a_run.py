@@ -1,4 +1,7 @@
-"""``rollonce run`` on a real server: a dense-reward specification through every stage, and the request's own file, whose gate refuses."""
+"""``rollonce run`` on a real server: a dense-reward specification through every stage, and the request's own file, whose gate refuses.
+
+The longest file, so its name makes it the first that a worker takes.
+"""
 
 from __future__ import annotations
 
