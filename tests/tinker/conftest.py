@@ -1,4 +1,4 @@
-"""One server for all tests of this directory (one a worker). They run by ``tests/tinker/ci.sh`` alone: see there which packages they need."""
+"""One server for all tests of this directory (one a worker). They run by ``tests/tinker/ci.sh`` alone: see there what they need."""
 
 from __future__ import annotations
 
