@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rollonce.policies.embedded import EMBEDDED_MAX_NEW_TOKENS, embedded_directory, load_embedded
     from rollonce.policies.objective import bernoulli_kl_BT, policy_loss, token_mean
     from rollonce.policies.samples import Evaluation, Policy, Samples
+    from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
     from rollonce.policies.transformers_policy import LoraSettings, TransformersPolicy
 
 _WHERE = {
@@ -23,16 +24,20 @@ _WHERE = {
     "Evaluation": "samples",
     "Policy": "samples",
     "Samples": "samples",
+    "AdamSettings": "tinker_policy",
+    "TinkerPolicy": "tinker_policy",
     "LoraSettings": "transformers_policy",
     "TransformersPolicy": "transformers_policy",
 }
 
 __all__ = [
     "EMBEDDED_MAX_NEW_TOKENS",
+    "AdamSettings",
     "Evaluation",
     "LoraSettings",
     "Policy",
     "Samples",
+    "TinkerPolicy",
     "TransformersPolicy",
     "bernoulli_kl_BT",
     "embedded_directory",
