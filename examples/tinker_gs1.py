@@ -17,7 +17,7 @@ import torch
 
 from rollonce.baselines import Baseline
 from rollonce.integrations import AdvantageHook
-from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
+from rollonce.policies import AdamSettings, TinkerPolicy
 from rollonce.tasks import grade, load_tasks
 from rollonce.training.arms import named_baseline
 
