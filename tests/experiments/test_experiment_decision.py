@@ -149,3 +149,31 @@ def test_mcnemar_is_the_exact_binomial() -> None:
     # two-sided: 2 * (C(10,0) + C(10,1) + C(10,2)) / 2^10 = 112 / 1024
     assert mcnemar(g["treatment"], g["baseline"]) == (8, 2, pytest.approx(112 / 1024))
     assert mcnemar(np.ones(4), np.ones(4)).p_value == 1.0
+
+
+def gambler_is_out(x: np.ndarray, m: float, alpha: float) -> bool:
+    """The definition by a plain loop: Waudby-Smith & Ramdas 2023, theorem 3 with predictable plug-in bets truncated at c = 1/2."""
+    n, up, down, seen = len(x), 1.0, 1.0, []
+    for t in range(n):
+        means = [(0.5 + sum(seen[: k + 1])) / (k + 2) for k in range(t)]
+        variance = 0.25 if t == 0 else (0.25 + sum((s - mu) ** 2 for s, mu in zip(seen, means, strict=True))) / (t + 1)
+        bet = math.sqrt(2 * math.log(2 / alpha) / (variance * n))
+        up *= 1 + min(bet, 0.5 / m) * (x[t] - m)
+        down *= 1 - min(bet, 0.5 / (1 - m)) * (x[t] - m)
+        seen.append(float(x[t]))
+        if 0.5 * max(up, down) >= 1 / alpha:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_betting_ends_where_the_definition_ends(alpha: float) -> None:
+    d = np.random.default_rng(3).choice([1.0, -1.0, 0.0], p=[0.35, 0.1, 0.55], size=60)
+    i, x, step = betting(d, -1, 1, alpha, grid=400), (d + 1) / 2, 1 / 400
+    low, high = (i.low + 1) / 2, (i.high + 1) / 2
+    assert 0 < low < high < 1
+    # The ends are rounded outwards by one step: they are out, the points next to them inside are not.
+    assert gambler_is_out(x, low, alpha)
+    assert gambler_is_out(x, high, alpha)
+    assert not gambler_is_out(x, low + step, alpha)
+    assert not gambler_is_out(x, high - step, alpha)
