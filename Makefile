@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-tinker check bench clean
 
 demo: $(VENV)/.train
 	@mkdir -p out/demo
@@ -24,6 +24,10 @@ demo: $(VENV)/.train
 test: $(VENV)/.dev
 	@echo "== test: the whole suite but what is marked slow (pytest -m slow runs that by hand)"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-tinker:
+	@echo "== test-tinker: SkyRL's Tinker API server on the loopback, in an environment of its own"
+	@PYTHON=$(PYTHON) bash tests/tinker/ci.sh
 
 check: $(VENV)/.dev
 	@echo "== check: ruff, pyright, import rules"
@@ -49,4 +53,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $(VENV)/.train $@
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) .venv-tinker out
