@@ -49,17 +49,18 @@ def write(tmp_path: Path, steps: int = 4, more: str = "") -> Path:
     return path
 
 
-def workers() -> set[int]:
-    """Processes of ours that run trainings."""
+def workers(mark: str) -> set[int]:
+    """Processes that run trainings for the test with this mark in its environment."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 parents = (entry / "stat").read_text()
+                ours = f"ROLLONCE_TEST={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"rollonce.training.worker" in words and ") Z" not in parents:
+            if ours and b"rollonce.training.worker" in words and ") Z" not in parents:
                 found.add(int(entry.name))
     return found
 
@@ -67,17 +68,18 @@ def workers() -> set[int]:
 def test_over_processes_as_one_by_one_and_killed_it_goes_on(tmp_path, capsys):
     config = write(tmp_path, steps=6)
     command = [sys.executable, "-m", "rollonce.cli", "compare", str(config), "--out", str(tmp_path / "out")]
-    before = workers()
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    mark = str(tmp_path)
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "ROLLONCE_TEST": mark})
     log = tmp_path / "out" / "runs" / "flashreinforce" / "seed0" / "metrics.jsonl"
     deadline = time.monotonic() + 240
     while not (log.exists() and log.read_bytes().count(b"\n") >= 3):
         assert parent.poll() is None, parent.stderr.read().decode()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert workers(mark)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    while workers() - before:  # the workers notice, save and leave
+    while workers(mark):  # the workers notice, save and leave
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert cli.main(command[3:]) == 0
