@@ -8,7 +8,7 @@ What SkyRL 0.4.0 needs besides its installation to answer a tinker 0.38 client o
 * ``typing.TypedDict`` replaced by typing_extensions' (pydantic refuses the former before Python 3.12);
 * its engine started with this interpreter rather than through ``uv run``;
 * ``sample_sequence_ids`` in the replies to ``/asample``, ``POST /sessions/{id}/finish``, and a ``/load_weights`` that makes the model it
-  loads into: what the client has since come to expect. A finished session gives its adapters' slots back.
+  loads into: what the client has since come to expect.
 """
 
 from __future__ import annotations
@@ -76,11 +76,12 @@ class TinkerServer:
             "base_model": str(self.model),
             "backend": "jax",
             # Every batch is padded to 32 rollouts: each new shape would be compiled for seconds.
-            "backend_config": {"max_lora_adapters": 24, "max_lora_rank": 8, "sample_max_num_sequences": 32},
+            "backend_config": {"max_lora_adapters": 96, "max_lora_rank": 8, "sample_max_num_sequences": 32},
             "checkpoints_base": str(self.directory / "checkpoints"),
             "database_url": f"sqlite:///{self.directory / 'tinker.db'}",
-            "session_cleanup_interval_sec": 10,
-            "session_timeout_sec": 60,
+            # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, so none is ever unloaded here:
+            # a recipe's session is over by the time its final weights are evaluated.
+            "session_timeout_sec": -1,
         }
         command = [sys.executable, __file__, "--serve", str(self.port), json.dumps(settings)]
         with self.log.open("ab") as log:
@@ -138,7 +139,6 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
     from fastapi import Depends
     from fastapi import Request as HttpRequest
     from skyrl.tinker import api, config, types
-    from sqlmodel import select
 
     def engine_command(_: list[str], engine: Any) -> list[str]:
         return [sys.executable, __file__, "--engine", *config.config_to_argv(engine)]
@@ -165,16 +165,12 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
             await session.commit()
         return await api.load_weights(api.LoadWeightsRequest.model_validate(body), req, session)
 
-    async def finish(session_id: str, session: Any = database) -> dict[str, str]:
-        rows = await session.exec(select(api.ModelDB).where(api.ModelDB.session_id == session_id))
-        for model_id in [row.model_id for row in rows]:
-            await api.unload_model(api.UnloadModelRequest(model_id=model_id), session)
+    async def finish(session_id: str) -> dict[str, str]:
         return {"session_id": session_id, "status": "finished"}
 
     # FastAPI's annotations are strings here, and the names of this function are not among its globals.
     asample.__annotations__ = {"request": api.SampleRequest, "req": HttpRequest, "session": Any, "return": dict[str, Any]}
     load_weights.__annotations__ = {"body": dict[str, Any], "req": HttpRequest, "session": Any, "return": Any}
-    finish.__annotations__ = {"session_id": str, "session": Any, "return": dict[str, str]}
     replaced = ("/api/v1/asample", "/api/v1/load_weights")
     api.app.router.routes = [r for r in api.app.router.routes if getattr(r, "path", "") not in replaced]
     api.app.post("/api/v1/asample")(asample)
