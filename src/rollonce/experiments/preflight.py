@@ -29,11 +29,13 @@ class Path(Protocol):
     """How an engine turns a batch into what is sent: the code under test.
 
     Attributes:
-        token_mean: Whether the loss is a mean over response tokens (ours) or their sum (importance sampling of the services).
+        token_mean: Whether the loss is a mean over response tokens (our loop's) or their sum (the cookbook's).
+        sent_scaled: Whether the datums carry that mean in their advantages, for a service that adds up.
         against: What the treatment-off side is compared with, in words.
     """
 
     token_mean: bool
+    sent_scaled: bool
     against: str
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
@@ -49,6 +51,7 @@ class OwnPath:
     """The local engine's: ``baseline.advantages``; its stock is `rollonce.reference`'s group mean."""
 
     token_mean = True
+    sent_scaled = False
     against = "the group mean written out in numpy (no trainer of others is involved on the local engine)"
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
@@ -111,7 +114,8 @@ def _off(path: Path, prompts: Sequence[str], registered: PreflightPath) -> Compa
     from rollonce.baselines import Grpo
 
     t = registered.tolerances
-    ours, stock = (signal(d, token_mean=path.token_mean) for d in (path.ours(Grpo(), batch), path.stock(batch)))
+    ours = signal(path.ours(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
+    stock = signal(path.stock(batch), token_mean=path.token_mean)
     return compare("treatment off (group mean, G=8) against the stock baseline", ours, stock, t.baseline_loss, t.baseline_gradient)
 
 
@@ -124,7 +128,7 @@ def _on(
     if wanted is None:
         return None
     t = registered.tolerances
-    ours = signal(path.ours(fitted, batch), token_mean=path.token_mean)
+    ours = signal(path.ours(fitted, batch), token_mean=path.token_mean and not path.sent_scaled)
     right = reference_signal(plain_datums(batch, wanted), token_mean=path.token_mean)
     return compare("treatment on against the float64 reference", ours, right, t.reference_loss, t.reference_gradient)
 

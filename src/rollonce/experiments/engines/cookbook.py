@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import importlib.metadata
+import json
 import os
 import shlex
 import signal
@@ -131,10 +132,9 @@ class CookbookEngine:
 
     def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         """See `Engine.sample`: the reward that the recipe trains on, its format term included."""
+        if self._sampling:  # trained weights were looked at: a fresh client for the starting policy
+            self.close()
         policy = self._start()
-        if self._sampling:
-            policy.sample_from(None)
-            self._sampling = ""
         repeated = [t for t in tasks for _ in range(group_size)]
         samples = policy.sample([t.prompt for t in repeated], max_new_tokens=self.settings.max_tokens, seed=seed % 2**31)
         found = self._graded(repeated, samples, training=True)
@@ -142,12 +142,28 @@ class CookbookEngine:
 
     def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
         """See `Engine.answer`: exact match, no format term."""
-        policy = self._start()
-        if self._sampling != checkpoint:
-            policy.sample_from(checkpoint)
-            self._sampling = checkpoint
+        policy = self._open(checkpoint)
         samples = policy.sample([t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=0.0, seed=0)
         return self._graded(tasks, samples, training=False)
+
+    def _open(self, checkpoint: str) -> Any:
+        """The policy with a recipe's final weights: from its sampler checkpoint where the service still serves that, else from its state.
+
+        SkyRL drops a finished session's adapters and serves sampler checkpoints of loaded ones only.
+        """
+        from rollonce.policies.tinker_service import ServiceError
+
+        policy = self._start()
+        if self._sampling != checkpoint:
+            where = json.loads(checkpoint)
+            policy.sample_from(where["sampler"])
+            try:
+                policy.sample([self.tasks().test.prompts[0]], max_new_tokens=1, temperature=0.0, seed=0)
+            except ServiceError:
+                state = {"path": where["state"], "steps": 0, "model": self.settings.policy, "lora_rank": self.spec.lora_rank or 32}
+                policy.load_state(state)
+            self._sampling = checkpoint
+        return policy
 
     def _graded(self, tasks: Sequence[Task], samples: Any, *, training: bool) -> list[Answer]:
         truncated = samples.truncated_B.tolist()
@@ -311,7 +327,7 @@ class CookbookEngine:
         """End the session."""
         if self._policy is not None:
             self._policy.close()
-            self._policy = None
+            self._policy, self._sampling = None, ""
 
 
 def recipe_adam(learning_rate: float) -> dict[str, Any]:
@@ -338,9 +354,9 @@ def _environment(question: str, answer: str, renderer: Any, prefix: Any) -> Any:
 
 
 def _final(directory: Path) -> str | None:
-    """The sampler's path of the final checkpoint."""
+    """Where the final weights are on the service, as one line of JSON: ``sampler`` and ``state``."""
     last = [r for r in read_log(directory / "log" / "checkpoints.jsonl") if r.get("name") == "final"]
-    return str(last[-1]["sampler_path"]) if last else None
+    return json.dumps({"sampler": last[-1]["sampler_path"], "state": last[-1]["state_path"]}) if last else None
 
 
 def _die_with_parent() -> None:

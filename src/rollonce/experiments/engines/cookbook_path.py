@@ -17,6 +17,7 @@ class CookbookPath:
     """Stock: ``compute_advantages`` and ``assemble_training_data`` as installed. Ours: the same with the patch's advantages."""
 
     token_mean = False
+    sent_scaled = False
     against = "tinker-cookbook's own compute_advantages and assemble_training_data, as installed"
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
@@ -69,6 +70,11 @@ def _datums(groups: Sequence[Any], advantages: Sequence[Any]) -> list[Datum]:
     assemble = _cookbook("rl.data_processing").assemble_training_data
     options = {"include_provenance": False} if "include_provenance" in inspect.signature(assemble).parameters else {}
     data, _ = assemble(list(groups), list(advantages), **options)
+    return read_datums(data)
+
+
+def read_datums(data: Sequence[Any]) -> list[Datum]:
+    """Tinker's datums as plain numbers."""
     out = []
     for d in data:
         inputs = d.loss_fn_inputs

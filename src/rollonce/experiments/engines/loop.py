@@ -42,7 +42,12 @@ class LoopEngine:
     def __init__(self, spec: Spec, settings: Settings, *, service: bool = False) -> None:
         self.spec, self.settings, self.service = spec, settings, service
         self.name = "tinker" if service else "local"
-        self.path = OwnPath()
+        if service:
+            from rollonce.experiments.engines.service_path import ServicePath
+
+            self.path: OwnPath = ServicePath()
+        else:
+            self.path = OwnPath()
         self._tasks: ExperimentTasks | None = None
         self._start: Any = None
         self._loaded: tuple[str, Any] = ("", None)
