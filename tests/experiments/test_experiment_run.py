@@ -341,6 +341,7 @@ def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(spec: LoadedSpec, tm
     monkeypatch.setattr(evaluate, "append_line", real)
     again, chain = go(spec, tmp_path / "run")
     assert again == whole
+    assert len(list(read_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 24  # the nine were not graded again
     assert chain.records[-1].data == reference.records[-1].data
 
 
