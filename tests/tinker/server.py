@@ -8,7 +8,8 @@ What SkyRL 0.4.0 needs besides its installation to answer a tinker 0.38 client o
 * ``typing.TypedDict`` replaced by typing_extensions' (pydantic refuses the former before Python 3.12);
 * its engine started with this interpreter rather than through ``uv run``;
 * ``sample_sequence_ids`` in the replies to ``/asample``, ``POST /sessions/{id}/finish``, and a ``/load_weights`` that makes the model it
-  loads into: what the client has since come to expect.
+  loads into: what the client has since come to expect;
+* adapters of finished sessions leave, the oldest first, when their slots are wanted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+SLOTS = 14
+"""Adapters at once. On a CPU every forward pass costs in proportion to the slots, used or not: at 96 a batch took 40 s, at 24 two."""
 
 KEY = "tml-dummy"
 """A key of the shape that the client insists on; the server takes any."""
@@ -76,11 +80,11 @@ class TinkerServer:
             "base_model": str(self.model),
             "backend": "jax",
             # Every batch is padded to 32 rollouts: each new shape would be compiled for seconds.
-            "backend_config": {"max_lora_adapters": 96, "max_lora_rank": 8, "sample_max_num_sequences": 32},
+            "backend_config": {"max_lora_adapters": SLOTS, "max_lora_rank": 8, "sample_max_num_sequences": 32},
             "checkpoints_base": str(self.directory / "checkpoints"),
             "database_url": f"sqlite:///{self.directory / 'tinker.db'}",
-            # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, so none is ever unloaded here:
-            # a recipe's session is over by the time its final weights are evaluated.
+            # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, and a recipe's session is over by
+            # the time its final weights are evaluated: so none is unloaded by the clock, see `_serve`.
             "session_timeout_sec": -1,
         }
         command = [sys.executable, __file__, "--serve", str(self.port), json.dumps(settings)]
@@ -146,6 +150,21 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
     api._build_uv_run_cmd_engine = engine_command
 
     database = Depends(api.get_session)
+    loaded: list[tuple[str, str]] = []  # (model, session), oldest first
+    finished: set[str] = set()
+
+    async def make_room(session: Any) -> None:
+        over = [entry for entry in loaded if entry[1] in finished]
+        while over and len(loaded) >= SLOTS - 2:  # one is the base model's
+            entry = over.pop(0)
+            loaded.remove(entry)
+            await api.unload_model(api.UnloadModelRequest(model_id=entry[0]), session)
+
+    async def create_model(request: api.CreateModelRequest, session: Any = database) -> Any:
+        await make_room(session)
+        created = await api.create_model(request, session)
+        loaded.append((created.model_id, request.session_id))
+        return created
 
     async def asample(request: api.SampleRequest, req: HttpRequest, session: Any = database) -> dict[str, Any]:
         future = await api.asample(request, req, session)
@@ -156,6 +175,7 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
         if not body.get("model_id"):
             path = types.TinkerPath.parse(body["path"])
             source = await api.get_model(session, path.primary_id if path else "")
+            await make_room(session)
             body["model_id"] = f"{body['session_id']}:train:{body['model_seq_id']}"  # the client makes the same name up on its side
             created = types.CreateModelInput(lora_config=types.LoraConfig.model_validate(source.lora_config))
             made = {"request_type": types.RequestType.CREATE_MODEL, "model_id": body["model_id"]}
@@ -163,18 +183,22 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
             row = {"base_model": source.base_model, "lora_config": source.lora_config, "status": "created", "request_id": request_id}
             session.add(api.ModelDB(model_id=body["model_id"], session_id=body["session_id"], **row))
             await session.commit()
+            loaded.append((body["model_id"], body["session_id"]))
         return await api.load_weights(api.LoadWeightsRequest.model_validate(body), req, session)
 
     async def finish(session_id: str) -> dict[str, str]:
+        finished.add(session_id)
         return {"session_id": session_id, "status": "finished"}
 
     # FastAPI's annotations are strings here, and the names of this function are not among its globals.
     asample.__annotations__ = {"request": api.SampleRequest, "req": HttpRequest, "session": Any, "return": dict[str, Any]}
+    create_model.__annotations__ = {"request": api.CreateModelRequest, "session": Any, "return": Any}
     load_weights.__annotations__ = {"body": dict[str, Any], "req": HttpRequest, "session": Any, "return": Any}
-    replaced = ("/api/v1/asample", "/api/v1/load_weights")
+    replaced = ("/api/v1/asample", "/api/v1/load_weights", "/api/v1/create_model")
     api.app.router.routes = [r for r in api.app.router.routes if getattr(r, "path", "") not in replaced]
     api.app.post("/api/v1/asample")(asample)
     api.app.post("/api/v1/load_weights")(load_weights)
+    api.app.post("/api/v1/create_model")(create_model)
     api.app.post("/api/v1/sessions/{session_id}/finish")(finish)
     api.app.state.engine_config = config.EngineConfig.model_validate(settings)
     uvicorn.run(api.app, host="127.0.0.1", port=port, log_level="warning")
