@@ -394,6 +394,22 @@ def test_the_calibration_cap_counts_all_sittings(spec: LoadedSpec, tmp_path: Pat
     assert chain.records[-1].status == "failed"
 
 
+def test_a_run_that_took_longer_than_its_budget_says_so(spec: LoadedSpec, tmp_path: Path) -> None:
+    run, _ = open_run(write_spec(tmp_path, small_spec(**{"budget.max_wall_minutes": 1.0})), tmp_path / "run")
+    run.chain.append("long ago", "passed", spec=run.loaded.sha256, seconds=50.0)
+    engine_train = run.engine.train
+
+    def slow(arm: ArmSpec, steps: int, directory: Path, progress: Any):
+        if arm.name == "gs1_tfidf_g1" and "arms" in str(directory):
+            run.chain.append("a long wait", "passed", spec=run.loaded.sha256, seconds=40.0)
+        return engine_train(arm, steps, directory, progress)
+
+    run.engine.train = slow  # type: ignore[method-assign]
+    assert run_experiment(run).code == 0
+    (remark,) = [d for d in run.remarks() if "over its budget" in d]
+    assert "minutes spent, 1 in the budget" in remark
+
+
 # ---- feasibility by hand
 
 

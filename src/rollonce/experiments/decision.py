@@ -82,7 +82,11 @@ def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
     found = [_criterion(c, alpha, grades) for c in rule.criteria]
     verdicts = {c.verdict for c in found}
     verdict: Verdict = "failed" if "failed" in verdicts else "validated" if verdicts == {"validated"} else "inconclusive"
-    sentence = found[0].sentence if len(found) == 1 else f"{verdict.capitalize()}: " + " ".join(f"[{c.id}] {c.sentence}" for c in found)
+    sentence = (
+        found[0].sentence
+        if len(found) == 1
+        else f"{verdict.capitalize()}, over {len(found)} simultaneous criteria. " + " ".join(f"{c.id}: {c.sentence}" for c in found)
+    )
     return Decision(verdict, sentence, found, CAVEAT)
 
 

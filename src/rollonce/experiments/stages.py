@@ -351,6 +351,9 @@ def _decision(run: Run, graded: dict[str, Record]) -> Record:
             rows = {r["task_id"]: r for r in read_lines(run.directory / f"evaluation/{role(run.settings, key)}.jsonl")}
             grades[key] = grades_of([rows[t.id] for t in tasks])
         found = decide(spec.decision_rule, grades).to_dict()
+        spent = sum(r.seconds for r in run.chain.records)
+        over = judge([], spent, run.settings.declared_gpus, spec.budget)["problems"]
+        found["deviations"] = [f"the run went over its budget: {problem.replace(' expected', ' spent')}" for problem in over]
         return Finding(True, found)
 
     return run.enter("decision", {name: r.hash for name, r in graded.items()} | {"rule": digest(spec.decision_rule.model_dump())}, body)
