@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from rollonce import datasets
 from rollonce.baselines import SelfTuning
+from rollonce.cli import main
 from rollonce.commands.boards import Settings, score_table
 from rollonce.scoring import group_scores
 from rollonce.tuning.crossfit import crossfit_score
@@ -31,3 +34,11 @@ def test_self_tuning_is_on_the_board_and_cross_fitted():
 def test_held_out_boards_leave_it_out():
     board = score_table(TABLE, Settings(n_batches=20, resamples=0, held_out=0.5), quiet)
     assert not any(s.label.startswith("self-tuning") for s in board.scores)
+
+
+def test_without_a_window_there_is_no_history_and_no_critic(capsys):
+    assert main(["score", "taubench_airline_gpt4o", "--window", "0", "--batches", "50", "--resamples", "0", "--json"]) == 0
+    labels = [row["label"] for row in json.loads(capsys.readouterr().out)["boards"][0]["scores"]]
+    assert labels
+    assert len(set(labels)) == len(labels)
+    assert not [label for label in labels if "window" in label or "ridge" in label or "trees" in label]

@@ -96,7 +96,7 @@ def _add_self_tuning(board: Board, table: Rollouts, settings: Settings, tell: Ca
     """
     if settings.held_out or len(np.unique(table.tasks.prompt_keys)) < 2 * _FOLDS or np.ptp(table.rewards_R) == 0:
         return
-    for i, window in enumerate((0, settings.window)):
+    for i, window in enumerate(dict.fromkeys((0, settings.window))):
         tell("self-tuning, cross-fitted", i, 2)
         score = crossfit_score(
             SelfTuning,

@@ -94,20 +94,21 @@ class Board:
 def default_baselines(tasks: Tasks, window: int = 512) -> list[Baseline]:
     """The baselines of `rollonce score`, unfitted: plain ones, the published examples, relatives, and their windowed forms.
 
-    A declared column becomes a "same column" baseline of its own.
+    A declared column becomes a "same column" baseline of its own. With ``window=0`` there is no history: no windowed form and no critic.
     """
-    families = [family_mean(c, window=w) for c in tasks.column_names for w in (0, window)]
+    families = [family_mean(c, window=w) for c in tasks.column_names for w in dict.fromkeys((0, window))]
+    windowed: list[Baseline] = [Kriging(window=window), Ridge(window=window), BoostedTrees(window=window)] if window else []
     return [
         NoBaseline(),
         Constant(),
         FlashReinforce(),
         ReinforcePlusPlus(),
         LeaveOneOut(),
-        LeaveOneOut(window=window),
+        *([LeaveOneOut(window=window)] if window else []),
         KernelBaseline(Buckets()),
-        KernelBaseline(Buckets(), window=window),
+        *([KernelBaseline(Buckets(), window=window)] if window else []),
         published_tfidf(),
-        published_tfidf(window),
+        *([published_tfidf(window)] if window else []),
         KernelBaseline(Softmax(), shrinkage=0.5),
         KernelBaseline(Softmax(Tfidf(sublinear=True), temperature=0.2)),
         KernelBaseline(Softmax(Tfidf(analyzer="char_wb", ngrams=(3, 5)), temperature=0.1)),
@@ -115,9 +116,7 @@ def default_baselines(tasks: Tasks, window: int = 512) -> list[Baseline]:
         KernelBaseline(Nearest(k=8)),
         *families,
         Kriging(),
-        Kriging(window=window),
-        Ridge(window=window),
-        BoostedTrees(window=window),
+        *windowed,
         Tracker(),
         Oracle(),
     ]
