@@ -124,7 +124,7 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
         read_rollouts(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"", mtime=0)])
 def test_empty(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=r"a.jsonl: the file is empty"):
