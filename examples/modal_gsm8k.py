@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # the functions below are plain Python
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC, GPU, HOURS = "specs/gsm8k_all_arms.toml", "H100", 20
-THERE, KEPT = "/root/rollonce", "/kept"  # in the container: this repository, and the volume
+THERE, KEPT = "/rollonce", "/kept"  # in the container: this repository, and the volume
 
 
 def install_command(root: str) -> list[str]:
@@ -46,7 +46,7 @@ if modal is not None:
     volume = modal.Volume.from_name("rollonce", create_if_missing=True)
     image = (
         modal.Image.debian_slim(python_version="3.11")
-        .add_local_dir(str(ROOT), THERE, copy=True, ignore=[".git", ".venv", "out", "runs"])
+        .add_local_dir(str(ROOT), THERE, copy=True, ignore=[".git", ".venv", ".venv-tinker", "out", "runs"])
         .run_commands(" ".join(["pip", *install_command(THERE)[3:]]).replace("[train]", "'[train]'"))
     )
 

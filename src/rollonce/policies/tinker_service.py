@@ -212,7 +212,7 @@ class TinkerService:
                     settle(close("success"))
                 except TypeError:  # SDKs before 0.38 take no status
                     settle(close())
-            except Exception:
+            except Exception:  # the run is over and saved; a session that could not be closed times out on the service
                 pass
             finally:
                 done.set_result(None)
