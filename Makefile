@@ -31,7 +31,7 @@ test-tinker:
 
 check: $(VENV)/.dev
 	@echo "== check: ruff, pyright, import rules"
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
+	@$(BIN)/ruff check --no-cache . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
 
 bench: $(VENV)/.dev
 	@echo "== bench: ratios measured side by side; they take minutes"

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from conftest import tiny_model  # noqa: E402
-
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.policies import LoraSettings, Samples, TransformersPolicy, policy_loss  # noqa: E402
 from rollonce.policies.sampling import inverse_cdf  # noqa: E402

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import HERE, Recipe
 
+from conftest import HERE, Recipe
 from rollonce.baselines import Baseline, LeaveOneOut, published_length_buckets, published_tfidf
 from rollonce.integrations.tinker_cookbook import PATCHED, TESTED
 from rollonce.reference import gs1_baseline, tfidf_similarity
