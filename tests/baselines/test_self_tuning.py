@@ -9,7 +9,7 @@ import pytest
 import scipy.optimize
 
 from rollonce.baselines import Baseline, Batch, History, Kriging, LeaveOneOut, SelfTuning
-from rollonce.baselines.evidence import fit_shares, log_evidence
+from rollonce.baselines.evidence import fit_shares, inverse_and_logdet, log_evidence
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
 from rollonce.features.statistics import STATISTICS, prompt_statistics
@@ -316,3 +316,20 @@ def test_runs_of_batches_are_batches_with_a_window_of_other_tasks():
 def test_too_many_folds():
     with pytest.raises(InputError, match="cross-fitting needs"):
         crossfit_score(small, table(40, np.random.default_rng(16)), folds=41)
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 129, 256])
+def test_the_inverse_by_halves_is_the_inverse(n):
+    rng = np.random.default_rng(n)
+    c = np.cov(rng.normal(size=(n, 2 * n))).reshape(n, n) + 0.01 * np.eye(n)
+    inverse, logdet = inverse_and_logdet(c)
+    np.testing.assert_allclose(inverse @ c, np.eye(n), atol=1e-9)
+    np.testing.assert_allclose(inverse, inverse.T, rtol=0, atol=1e-9)
+    assert logdet == pytest.approx(np.linalg.slogdet(c)[1], abs=1e-8)
+
+
+def test_the_inverse_by_halves_refuses_what_has_no_cholesky_factor():
+    c = np.eye(100)
+    c[99, 99] = -1e-3
+    with pytest.raises(np.linalg.LinAlgError):
+        inverse_and_logdet(c)

@@ -59,7 +59,7 @@ def prompt_statistics(prompt: str) -> list[float]:
             len(prompt),
             len(pieces),
             prompt.count("\n") + 1,
-            sum(c.isdigit() for c in prompt),
+            sum(map(str.isdigit, prompt)),
             len(numbers),
             a.max(),
             a.min(),
@@ -74,7 +74,7 @@ def prompt_statistics(prompt: str) -> list[float]:
         ]
     ).tolist()
     shares = [
-        sum(c.isupper() for c in prompt) / n,
+        sum(map(str.isupper, prompt)) / n,
         sum(map(len, words)) / len(words) if words else 0.0,
         len(set(words)) / max(1, len(words)),
         len(zlib.compress(prompt.encode(errors="surrogatepass"))) / n,

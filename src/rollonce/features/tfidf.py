@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from rollonce.rollouts import FloatArray, Tasks
 _WORD = re.compile(r"(?u)\b\w\w+\b")
 _SPACES = re.compile(r"\s\s+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_CHUNK = 4096  # prompts at a time, so that a large set's terms are never all in memory
 
 
 @register
@@ -117,24 +119,19 @@ class Tfidf(Feature):
         if not self.vocabulary_:
             raise InputError("this tfidf feature was not fitted; call fit(prompts) on the baseline (or load a saved one) first")
         vocabulary, idf = self.vocabulary_, self.idf_
-        indptr, indices, data = [0], [], []
-        for p in tasks.prompts:
-            counts: dict[int, int] = {}
-            for t in self.terms(p):
-                i = vocabulary.get(t)
-                if i is not None:
-                    counts[i] = counts.get(i, 0) + 1
-            at = np.fromiter(counts.keys(), dtype=np.int32, count=len(counts))
-            tf = np.fromiter(counts.values(), dtype=np.float64, count=len(counts))
-            order = np.argsort(at)
-            at, tf = at[order], tf[order]
-            value = (1 + np.log(tf) if self.sublinear else tf) * idf[at]
-            norm = np.sqrt(value @ value)
-            indices.append(at)
-            data.append(value / norm if norm > 0 else value)
-            indptr.append(indptr[-1] + len(at))
-        empty_i, empty_d = np.zeros(0, np.int32), np.zeros(0)
-        return SparseRows(np.array(indptr, np.int64), np.concatenate([*indices, empty_i]), np.concatenate([*data, empty_d]), len(idf))
+        parts = [SparseRows(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0), len(idf))]
+        for start in range(0, len(tasks), _CHUNK):
+            found = [np.fromiter(map(vocabulary.get, self.terms(p), repeat(-1)), np.int64) for p in tasks.prompts[start : start + _CHUNK]]
+            rows = np.repeat(np.arange(len(found)), [len(f) for f in found])
+            columns = np.concatenate(found)
+            known = columns >= 0
+            places, counts = np.unique(rows[known] * len(idf) + columns[known], return_counts=True)
+            rows, columns = np.divmod(places, len(idf))
+            value = (1 + np.log(counts) if self.sublinear else counts) * idf[columns]
+            value /= np.sqrt(np.bincount(rows, value**2, minlength=len(found)))[rows]
+            indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(found)))])
+            parts.append(SparseRows(indptr, columns.astype(np.int32), value, len(idf)))
+        return SparseRows.stack(parts)
 
     def own_state(self) -> dict[str, Any]:
         """Vocabulary in column order, and the IDF."""

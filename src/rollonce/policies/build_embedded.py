@@ -38,8 +38,9 @@ class BuildConfig:
     intermediate: int = 384
     muon_lr: float = 0.02
     adam_lr: float = 4e-3
-    careful_share: float = 0.6
-    hasty_right: float = 0.3
+    careful_share: float = 0.5
+    hasty_right: float = 0.2
+    always_careful: str = "spell_backward/1,count_bits/1"
 
 
 def make_model(config: BuildConfig, tokenizer: Any) -> Any:
@@ -82,16 +83,37 @@ def draw_entries(config: BuildConfig) -> list[list[dict[str, Any]]]:
     return pools
 
 
+def care_by_type(config: BuildConfig) -> list[float]:
+    """Per type of the mixture, how often its solution is the careful one.
+
+    Types that are always solved with care, of those the policy learns well, end near 1; where haste is mixed in, even an easy type cannot.
+
+    Raises:
+        ValueError: ``always_careful`` names a type that the mixture does not have.
+    """
+    from rollonce.tasks.embedded import EMBEDDED_SOURCES
+
+    types = [f"{source.family}/{source.level}" for source in EMBEDDED_SOURCES]
+    always = [name.strip() for name in config.always_careful.split(",") if name.strip()]
+    if unknown := set(always) - set(types):
+        raise ValueError(f"always_careful names {sorted(unknown)}; the mixture's types are {types}")
+    return [1.0 if name in always else config.careful_share for name in types]
+
+
 def batches(config: BuildConfig, pools: Sequence[list[dict[str, Any]]], tokenizer: Any) -> Iterator[tuple[Any, Any]]:
     """(ids_BL, labels_BL) for ever: fresh wordings, sorted by length in chunks so that padding is small, labels only on the response."""
     import torch
 
     rng = random.Random(config.seed)
     bos, reply, eos, pad = (tokenizer.convert_tokens_to_ids(t) for t in (BOS, REPLY, EOS, tokenizer.pad_token))
+    careful_shares = care_by_type(config)
     while True:
         rows: list[tuple[list[int], int]] = []
-        picked = [rng.choice(pools[rng.randrange(len(pools))]) for _ in range(4096)]
-        solutions = [worked_solution(e, rng, config.careful_share, config.hasty_right) for e in picked]
+        picked, solutions = [], []
+        for _ in range(4096):
+            kind = rng.randrange(len(pools))
+            picked.append(rng.choice(pools[kind]))
+            solutions.append(worked_solution(picked[-1], rng, careful_shares[kind], config.hasty_right))
         responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
         prompts = tokenizer([e["question"] for e in picked], add_special_tokens=False)["input_ids"]
         for prompt, response in zip(prompts, responses, strict=True):
