@@ -104,7 +104,7 @@ def train(
             look = lambda: evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)  # noqa: E731
             write_evaluation(directory, 0, look() if start_evaluation is None else start_evaluation(look))
         log = JsonLines(directory / "metrics.jsonl", keep=lambda record: record["step"] <= done)
-        tracked = trackers(config, directory)
+        tracked = trackers(config, directory, done)
         status, message = DONE, ""
         B, every = config.train.rollouts, config.evaluation.every
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rollonce.rollouts import FloatArray, Tasks
 from rollonce.scoring.watch import predict_without_siblings
 from rollonce.training.arms import named_baseline
 from rollonce.training.config import RunConfig
+from rollonce.training.files import write_whole
 
 PARTS = ("sample", "grade", "advantage", "critic", "update")
 
@@ -107,11 +109,21 @@ class Tracker(Protocol):
 
 
 class _Module:
-    """W&B and trackio, whose calls are the same."""
+    """W&B and trackio, whose calls are nearly the same. A resumed run goes on with the run that it had there."""
 
-    def __init__(self, module: Any, project: str, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, module: Any, config: RunConfig, directory: Path) -> None:
         self.module = module
-        module.init(project=project, name=name, config=config)
+        run = f"{config.name}-seed{config.seed}"
+        settings: dict[str, Any] = {"project": config.track.project, "config": config.model_dump(mode="json"), "resume": "allow"}
+        # Two runs of one name are two runs; the same directory is the same run.
+        known = directory / f"{module.__name__}_run"
+        if not known.exists():
+            write_whole(known, f"{run}-{secrets.token_hex(4)}\n".encode())
+        identity = known.read_text(encoding="utf-8").strip()
+        if module.__name__ == "wandb":
+            module.init(name=run, id=identity, dir=str(directory), **settings)
+        else:
+            module.init(name=identity, **settings)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.module.log(dict(values), step=step)
@@ -121,8 +133,9 @@ class _Module:
 
 
 class _TensorBoard:
-    def __init__(self, module: Any, directory: Path) -> None:
-        self.writer = module.SummaryWriter(str(directory / "tensorboard"))
+    def __init__(self, module: Any, directory: Path, done: int) -> None:
+        # What a killed run had written of later steps is void: they are made again.
+        self.writer = module.SummaryWriter(str(directory / "tensorboard"), purge_step=done + 1 if done else None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -132,8 +145,8 @@ class _TensorBoard:
         self.writer.close()
 
 
-def trackers(config: RunConfig, directory: Path) -> list[Tracker]:
-    """Those that the configuration names.
+def trackers(config: RunConfig, directory: Path, done: int = 0) -> list[Tracker]:
+    """Those that the configuration names, for a run that goes on after ``done`` steps.
 
     Raises:
         MissingExtraError: one is not installed.
@@ -145,10 +158,7 @@ def trackers(config: RunConfig, directory: Path) -> list[Tracker]:
             module = importlib.import_module(module_name)
         except ImportError as error:
             raise MissingExtraError(f"track.to = {name!r}", name, name) from error
-        run = f"{config.name}-seed{config.seed}"
-        out.append(
-            _TensorBoard(module, directory) if name == "tensorboard" else _Module(module, config.track.project, run, config.model_dump())
-        )
+        out.append(_TensorBoard(module, directory, done) if name == "tensorboard" else _Module(module, config, directory))
     return out
 
 
