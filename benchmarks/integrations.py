@@ -31,7 +31,7 @@ def baselines() -> dict[str, Baseline]:
         "TF-IDF kernel": KernelBaseline(),
         "TF-IDF kernel, window 512": KernelBaseline(window=512),
         "Kriging, window 512": Kriging(window=512),
-        "self-tuning of the example": SelfTuning(window=256, max_rows=256, refit_every=8),
+        "self-tuning of the example": SelfTuning(window=256, max_rows=256, refit_every=32),
         "self-tuning, window 512": SelfTuning(window=512),
     }
 

@@ -27,7 +27,7 @@ def main() -> None:
     model, tokenizer = load_model()
     train, test, reward = load_data(args.held_out)
     # A smaller window and rarer fits than the default: a step of this policy takes a second, a step of a real one minutes.
-    baseline = Baseline.load(file) if file else SelfTuning(window=256, max_rows=256, refit_every=8)
+    baseline = Baseline.load(file) if file else SelfTuning(window=256, max_rows=256, refit_every=32)
     trainer = SingleRolloutGRPOTrainer(
         model,
         reward,

@@ -101,7 +101,10 @@ def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False
 
     def compute(all_tasks: Tasks) -> FloatArray:
         matrix = feature.transform(all_tasks)
-        return _squared_distance(matrix, matrix) if squared_distance else _inner(matrix, matrix)
+        if not squared_distance:
+            return _inner(matrix, matrix)
+        # Kernels of one feature often want both tables, and the products are the dear part.
+        return _squared_distance(matrix, matrix, full_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None)
 
     if key not in root._cache:
         root._cache[key] = compute(root)
@@ -117,11 +120,11 @@ def _inner(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> Flo
     return left @ right.T
 
 
-def _squared_distance(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
+def _squared_distance(left: FloatArray | SparseRows, right: FloatArray | SparseRows, inner: FloatArray | None = None) -> FloatArray:
     if isinstance(left, np.ndarray) and left.shape[1] == 1 and isinstance(right, np.ndarray):
         return (left - right.T) ** 2  # exact, where the expanded form would lose digits
     squares = [_row_squares(m) for m in (left, right)]
-    return np.maximum(squares[0][:, None] + squares[1][None, :] - 2 * _inner(left, right), 0.0)
+    return np.maximum(squares[0][:, None] + squares[1][None, :] - 2 * (_inner(left, right) if inner is None else inner), 0.0)
 
 
 def _row_squares(matrix: FloatArray | SparseRows) -> FloatArray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from rollonce.errors import InputError, MissingExtraError
 
@@ -30,6 +31,48 @@ def packaged_file() -> Path:
     return found[0]
 
 
+def tokenizer_of(file: Path) -> Any:
+    """The tokenizer that a byte-level GGUF file describes: its vocabulary, merges, special tokens and chat template.
+
+    Built here because transformers (5.17) reads such a file as a Llama tokenizer: it loses the spaces and ends at ``<|im_start|>``.
+    Digits stand alone, as in SmolLM2's own tokenizer (``tokenizer.ggml.pre`` is ``smollm``).
+
+    Raises:
+        InputError: the file describes another kind of tokenizer.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(file).fields
+
+    def value(key: str, default: Any = None) -> Any:
+        field = fields.get(f"tokenizer.{key}")
+        return default if field is None else field.contents()
+
+    kind, pre = value("ggml.model"), value("ggml.pre", "smollm")
+    if (kind, pre) != ("gpt2", "smollm"):
+        raise InputError(f"holds a tokenizer of kind {kind!r}, {pre!r}; only SmolLM's byte-level BPE ('gpt2', 'smollm') is read", file=file)
+    tokens = value("ggml.tokens")
+    merges = [tuple(merge.split(" ", 1)) for merge in value("ggml.merges")]
+    built = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    built.decoder = decoders.ByteLevel()
+    special = [token for token, t in zip(tokens, value("ggml.token_type"), strict=True) if t == TokenType.CONTROL]
+    built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    end = tokens[value("ggml.eos_token_id")]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built,
+        bos_token=tokens[value("ggml.bos_token_id")],
+        eos_token=end,
+        pad_token=end,
+        chat_template=value("chat_template"),
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def convert(directory: str | Path, source: Path | None = None) -> Path:
     """Write model and tokenizer to ``directory`` as transformers does, in bfloat16 (270 MB). Returns it.
 
@@ -47,12 +90,12 @@ def convert(directory: str | Path, source: Path | None = None) -> Path:
     try:
         import gguf  # noqa: F401
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         raise MissingExtraError("SmolLM2", package, "smollm" if package == "gguf" else "train") from error
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = tokenizer_of(file)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)

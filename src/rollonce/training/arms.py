@@ -49,7 +49,7 @@ BY_NAME: dict[str, Callable[[], Baseline]] = {
     "gs1_family": family_mean,
     "gs1_kriging": lambda: Kriging(window=128),
     # A fit on 256 rows every 32 steps costs less than the prediction itself; on 500 every 4, ten times a tiny policy's share.
-    "gs1_self_tuning": lambda: SelfTuning(max_rows=256, refit_every=32),
+    "gs1_self_tuning": lambda: SelfTuning(window=128, max_rows=256, refit_every=32),
     "critic_prompt": Ridge,
     "critic_trees": BoostedTrees,
     "tracker": Tracker,
