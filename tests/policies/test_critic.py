@@ -1,11 +1,15 @@
 """Generalised advantage estimation and the value loss, against values worked out by hand."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from rollonce.errors import InputError  # noqa: E402
-from rollonce.policies.critic import gae, value_loss  # noqa: E402
+from rollonce.policies import TransformersPolicy  # noqa: E402
+from rollonce.policies.critic import TokenCritic, gae, value_loss  # noqa: E402
 from rollonce.policies.objective import k3_BT, loss_weights  # noqa: E402
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
@@ -56,3 +60,48 @@ def test_k3_is_unbiased_for_the_kl_and_never_negative():
     terms = k3_BT(torch.log(p)[None], torch.log(q)[None])[0]
     assert float((p * terms).sum()) == pytest.approx(float((p * torch.log(p / q)).sum()), rel=1e-5)
     assert (terms >= 0).all()
+
+
+def test_a_network_critic_learns_in_float32_under_bfloat16_weights(llama):
+    """Updates of 1e-5 would be rounded away in bfloat16 weights: nearly every one of the copy's must move."""
+    policy = TransformersPolicy(llama.model.to(torch.bfloat16), llama.tokenizer, autocast=True)
+    critic = TokenCritic(policy, kind="network", learning_rate=1e-5, clip=None)
+    samples = policy.sample(["1+1", "2+2", "3+3", "4+4"], max_new_tokens=6, generator=0)
+    critic.start(0.5)
+    torch.nn.init.normal_(critic.head[-1].weight)
+    before = [p.detach().clone() for p in critic.network.model.parameters()]
+    targets_BT = torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None] * samples.response_mask_BT
+    for _ in range(5):
+        critic.learn(samples, critic.values(samples), targets_BT)
+    moved = sum(int((p != b).sum()) for p, b in zip(critic.network.model.parameters(), before, strict=True))
+    with_gradient = sum(int((p.grad != 0).sum()) for p in critic.network.model.parameters() if p.grad is not None)
+    assert with_gradient > 1000
+    assert moved >= 0.95 * with_gradient
+    assert {p.dtype for p in policy.model.parameters()} == {torch.bfloat16}
+
+
+def test_the_first_step_is_a_change_from_the_mean_reward(monkeypatch):
+    """Clipping at 0.2 around zeros would let half of the targets pull and the other half not."""
+    from rollonce.training.advantages import Arm
+
+    seen = {}
+
+    class Spy:
+        started = False
+
+        def start(self, mean):
+            self.mean = mean
+
+        def learn(self, samples, old_BT, targets_BT):
+            seen.update(old=old_BT, targets=targets_BT)
+            return 0.0
+
+    arm = Arm.__new__(Arm)
+    arm.baseline, arm.critic = None, Spy()
+    arm.config = SimpleNamespace(arm=SimpleNamespace(critic=SimpleNamespace(discount=1.0, gae_lambda=0.5)))
+    mask_BT = torch.tensor([[True, True], [True, False]])
+    arm._values_BT = torch.zeros(2, 2)
+    arm.learn(SimpleNamespace(rewards_B=np.array([1.0, 0.0])), SimpleNamespace(response_mask_BT=mask_BT))
+    assert seen["old"].tolist() == [[0.5, 0.5], [0.5, 0.0]]
+    # Rollout 1: delta_1 = 1 - .5, A_0 = (.5 - .5) + .5 * .5; targets are A + V. Rollout 2: 0 - .5.
+    assert seen["targets"].tolist() == [[0.75, 1.0], [0.0, 0.0]]

@@ -153,6 +153,56 @@ def test_a_worker_that_dies_is_reported_and_the_rest_is_done(tmp_path, capsys, m
     assert cli.main(["compare", str(config), "--out", str(out)]) == 0
 
 
+def test_with_one_process_that_dies_another_takes_over(tmp_path, capsys, monkeypatch):
+    from rollonce.training import compare as module
+
+    real = module._Worker.start
+
+    def start(self, run, out):
+        real(self, run, out)
+        if run.name == "flashreinforce":
+            self.process.kill()
+
+    monkeypatch.setattr(module._Worker, "start", start)
+    out = tmp_path / "out"
+    assert cli.main(["compare", str(write(tmp_path, steps=2)), "--out", str(out), "--processes", "1"]) == 1
+    said = capsys.readouterr().err
+    assert "flashreinforce seed 0: its process was killed by signal 9" in said
+    assert "flashreinforce: 1 more seed not tried, since this one failed at its start" in said
+    assert [(out / "runs" / "loo" / f"seed{s}" / "result.json").exists() for s in (0, 1)] == [True, True]
+
+
+def test_a_fault_in_one_arm_leaves_the_others_be(tmp_path, capsys, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'rollonce.training.worker' in ' '.join(sys.orig_argv):\n"
+        "    from rollonce.training import learner\n"
+        "    real = learner.LocalLearner.__init__\n"
+        "    def init(self, config, policy=None):\n"
+        "        if config.arm.baseline == 'loo':\n"
+        "            raise RuntimeError('CUDA out of memory, says a stand-in')\n"
+        "        real(self, config, policy)\n"
+        "    learner.LocalLearner.__init__ = init\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    out = tmp_path / "out"
+    assert cli.main(["compare", str(write(tmp_path, steps=2)), "--out", str(out), "--processes", "1"]) == 1
+    assert "loo seed 0: RuntimeError: CUDA out of memory, says a stand-in" in capsys.readouterr().err
+    assert [(out / "runs" / "flashreinforce" / f"seed{s}" / "result.json").exists() for s in (0, 1)] == [True, True]
+
+
+def test_processes_and_devices_that_cannot_be(tmp_path, capsys):
+    assert cli.main(["compare", str(write(tmp_path)), "--processes", "0"]) == 2
+    assert "processes" in capsys.readouterr().err
+    for device, words in (("gpu", "none that torch knows"), ("cuda:99", "policy.device is 'cuda:99', but torch sees")):
+        config = write(tmp_path, more=f'[policy]\ndevice = "{device}"\n')
+        assert cli.main(["compare", str(config), "--out", str(tmp_path / "out")]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert cli.main(["compare", str(write(tmp_path)), "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

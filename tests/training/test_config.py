@@ -51,6 +51,12 @@ def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
         ({"arms": {"a": {"baseline": "loo", "learning_rate": 1e-3, "learning_rates": [1e-3]}}}, "not both"),
         ({"compare": {"seeds": [1, 1]}}, "different from each other"),
         ({"compare": {"reference": "b"}}, "'b' is no arm; there are a"),
+        ({"arms": {"a": {"baseline": "loo", "learning_rates": [1e-3, 1e-3]}}}, "same name"),
+        ({"arms": {"a": {"baseline": "loo", "oracle": {}}}}, "for baseline = 'oracle' alone"),
+        ({"loss": {"clip_high": 0.3}}, "clip_high is the upper side of clip"),
+        ({"policy": {"renderer": "chat"}}, "renderer: without effect with engine = 'local'"),
+        ({"policy": {"engine": "tinker", "bf16": True, "train_rows": 4}}, "bf16, train_rows: without effect with engine = 'tinker'"),
+        ({"policy": {"system": "Be brief."}}, "the embedded policy reads prompts as they are"),
         ({"loss": {"clip": -1}}, r"loss\.clip: .*greater than 0"),
     ],
 )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,11 +190,11 @@ def test_shadow_scores_are_mean_squared_advantages_of_the_same_rollouts(tmp_path
 
 
 class Broken(LocalLearner):
-    def update(self, samples, advantages, *, measure_kl=False):
+    def update(self, samples, advantages, *, measure_kl=False, move=True):
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls == 2:
             return Update(float("nan"), 1.0, 1.0, None, 0.0, 0.0, 0.0)
-        return super().update(samples, advantages, measure_kl=measure_kl)
+        return super().update(samples, advantages, measure_kl=measure_kl, move=move)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_state(tmp_path, splits):
@@ -204,6 +205,123 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_state(tmp_pat
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 1
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])["loss"] is None
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "nan"
+
+
+def test_a_step_whose_loss_is_not_finite_teaches_the_baseline_nothing(tmp_path, splits):
+    config = small_run({"baseline": "loo_window"}, steps=4)
+    train(config, tmp_path, splits=splits, learner=Broken(config))
+    arm = Arm(config, LocalLearner(config), splits.train, splits.train.as_tasks())
+    arm.load_state(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["arm"])
+    assert len(arm.baseline.history) == 8  # step 1's, and not those of step 2, which was not made
+
+
+@pytest.mark.parametrize("ending", ["collapsed", "nan"])
+def test_a_run_that_ended_badly_and_was_killed_before_its_result_trains_no_more(tmp_path, splits, monkeypatch, ending):
+    config = small_run(
+        steps=6, train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2} if ending == "collapsed" else {}
+    )
+    make = (lambda: Broken(config)) if ending == "nan" else (lambda: None)
+    whole = train(config, tmp_path / "whole", splits=splits, learner=make())
+    real = loop_module.evaluate
+
+    def killed(*args, final, **options):
+        if final and options["step"]:
+            raise KeyboardInterrupt
+        return real(*args, final=final, **options)
+
+    for _ in range(2):
+        monkeypatch.setattr(loop_module, "evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "killed", splits=splits, learner=make())
+    monkeypatch.undo()
+    again = train(config, tmp_path / "killed", splits=splits, learner=make())
+    assert again[:3] == whole[:3]
+    assert again.status == ending
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+
+
+def test_a_loss_that_breaks_in_the_second_epoch_takes_the_first_one_back(splits):
+    config = small_run(loss={"epochs": 3})
+    learner = LocalLearner(config)
+    samples = learner.sample([t.prompt for t in splits.train[:8]], max_new_tokens=8, temperature=1.0, seed=[1])
+    learner.update(samples, np.linspace(-1, 1, 8))
+    before, moments = learner.policy.state_dict(), json.dumps(learner.optimizer.state_dict(), default=lambda t: t.tolist())
+    real, calls = learner.policy.evaluate, []
+
+    def breaks(part, **options):
+        calls.append(1)
+        seen = real(part, **options)
+        return seen._replace(log_probs_BT=seen.log_probs_BT * float("nan")) if len(calls) > 1 else seen
+
+    learner.policy.evaluate = breaks
+    assert not np.isfinite(learner.update(samples, np.linspace(-1, 1, 8)).loss)
+    assert len(calls) == 2
+    assert all(torch.equal(before[k], v) for k, v in learner.policy.state_dict().items())
+    assert json.dumps(learner.optimizer.state_dict(), default=lambda t: t.tolist()) == moments
+
+
+def test_while_a_critic_warms_up_adam_does_not_move_either(tmp_path, splits):
+    config = small_run({"critic": {"kind": "head", "warmup": 2}}, steps=3)
+    learner = LocalLearner(config)
+    start = learner.policy.state_dict()
+    seen = []
+
+    def look(record):
+        stood_still = all(torch.equal(start[k], v) for k, v in learner.policy.state_dict().items())
+        seen.append(({float(s["step"]) for s in learner.optimizer.state_dict()["state"].values()}, stood_still))
+
+    train(config, tmp_path, splits=splits, learner=learner, on_step=look)
+    assert seen == [(set(), True), (set(), True), ({1.0}, False)]
+
+
+def test_the_audited_weights_are_those_that_were_used(tmp_path, splits, monkeypatch):
+    seen = []
+    real = Arm.self_weight_max
+
+    def spy(self, batch):
+        seen.append((len(self.baseline.history), self.baseline.weights(batch).shape))
+        return real(self, batch)
+
+    monkeypatch.setattr(Arm, "self_weight_max", spy)
+    train(small_run({"baseline": "loo_window"}, steps=2, train={"audit_weights": True}), tmp_path, splits=splits)
+    assert seen == [(0, (8, 8)), (8, (8, 16))]
+    assert [row["self_weight_max"] for row in metrics(tmp_path)] == [0.0, 0.0]
+
+
+def test_the_final_policy_is_written_whole_or_not_at_all(tmp_path):
+    """A disk that fills while the weights are written: a limit on the size of files stands in for it, in a process of its own."""
+    code = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from loop_helpers import small_run
+from rollonce.errors import InputError
+from rollonce.training import loop
+from rollonce.training.learner import LocalLearner
+config = small_run(steps=1)
+learner = LocalLearner(config)
+save = learner.save
+def full(directory):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    save(directory)
+learner.save = full
+try:
+    loop.train(config, Path({str(tmp_path / "run")!r}), learner=learner)
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert "cannot be written" in done.stdout, done.stderr
+    run = tmp_path / "run"
+    assert not list(run.glob("*final*"))
+    assert train(small_run(steps=1), run).status == "done"
+    assert (run / "final" / "model.safetensors").exists()
+
+
+def test_without_a_hold_out_there_is_no_learning_curve(tmp_path):
+    train(small_run(tasks={"holdout": 0}), tmp_path)
+    assert sorted(p.name for p in (tmp_path / "evaluations").glob("*")) == ["step_000000.jsonl", "step_000004.jsonl"]
 
 
 def test_a_real_nan_in_the_gradient_does_not_reach_the_weights(splits):

@@ -48,19 +48,22 @@ class Args:
 def run(args: Args) -> int:
     """Run what is missing, then report. Exit code 1 if a run could not be made, 130 if stopped."""
     from rollonce.training import need_extra
-    from rollonce.training.config import CompareConfig, load_config, validated
+    from rollonce.training.config import CompareConfig, load_config, runs_of, validated
 
     config = load_config(args.config)
     need_extra()
     from rollonce.training.compare import Progress, check_start, compare
 
-    changes = {"seeds": args.seeds or config.compare.seeds, "processes": args.processes or config.compare.processes}
+    changes = {
+        "seeds": args.seeds or config.compare.seeds,
+        "processes": config.compare.processes if args.processes is None else args.processes,
+    }
     section = validated(CompareConfig, {**config.compare.model_dump(), **changes}, "the options")
     config = config.model_copy(update={"compare": section})
     check_start(config)
     out = Path(args.out or f"runs/{Path(args.config).stem}")
-    total = len(config.arms) * len(section.seeds)
-    remark(f"{len(config.arms)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}")
+    total = len(runs_of(config))
+    remark(f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}")
     with Bars() as bars:
 
         def tell(p: Progress) -> None:

@@ -93,7 +93,8 @@ class TokenCritic:
                 self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1))
             elif kind == "network":
                 self.network = copy.copy(policy)
-                self.network.model = copy.deepcopy(policy.model).requires_grad_(True)
+                # In float32 whatever the policy's frozen weights are in: small updates of bfloat16 weights would be rounded away.
+                self.network.model = copy.deepcopy(policy.model).float().requires_grad_(True)
                 self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
             else:
                 raise InputError(f"a critic is a 'head' or a 'network', not {kind!r}")

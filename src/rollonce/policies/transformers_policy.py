@@ -67,7 +67,7 @@ def _load_model(source: str, dtype: torch.dtype, attention: str | None, local_on
         options["adapter_kwargs"] = {"local_files_only": local_only}
         model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, local_files_only=local_only, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_only)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise InputError(f"no causal language model can be loaded from {source!r}: {str(error).splitlines()[0]}") from error
     return model, tokenizer
 

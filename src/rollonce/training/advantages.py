@@ -86,7 +86,11 @@ class Arm:
         c = self.config.arm.critic
         assert c is not None
         assert self._values_BT is not None
-        self.critic.start(float(batch.rewards_B.mean()))
+        if not self.critic.started:
+            mean = float(batch.rewards_B.mean())
+            self.critic.start(mean)
+            # What it now says everywhere: clipping and targets are about a change from that, not from the zeros before.
+            self._values_BT = mean * samples.response_mask_BT.float()
         rewards_B = torch.from_numpy(batch.rewards_B).float()
         _, targets_BT = gae(rewards_B, self._values_BT, samples.response_mask_BT, discount=c.discount, gae_lambda=c.gae_lambda)
         return self.critic.learn(samples, self._values_BT, targets_BT)

@@ -137,13 +137,7 @@ class _Pool:
     def run(self, processes: int) -> Outcome:
         with selectors.DefaultSelector() as selector:
             for _ in range(min(processes, len(self.waiting))):
-                worker = _Worker()
-                self.workers.append(worker)
-                assert worker.process.stdout is not None
-                assert worker.process.stderr is not None
-                selector.register(worker.process.stdout, selectors.EVENT_READ, (worker, "out"))
-                selector.register(worker.process.stderr, selectors.EVENT_READ, (worker, "err"))
-                worker.start(self.waiting.pop(0), self.out)
+                self._hire(selector)
             while selector.get_map():
                 try:
                     for key, _ in selector.select():
@@ -153,6 +147,8 @@ class _Pool:
                             selector.unregister(key.fileobj)
                             if stream == "out":
                                 self._ended(worker)
+                                if self.waiting and not self.interrupted:
+                                    self._hire(selector)
                         elif stream == "err":
                             worker.last_words = (worker.last_words + data)[-4000:]
                         else:
@@ -168,6 +164,16 @@ class _Pool:
         for worker in self.workers:
             worker.process.wait()
         return Outcome(self.done, self.errors, self.interrupted)
+
+    def _hire(self, selector: selectors.BaseSelector) -> None:
+        """One more process, for the next run that waits."""
+        worker = _Worker()
+        self.workers.append(worker)
+        assert worker.process.stdout is not None
+        assert worker.process.stderr is not None
+        selector.register(worker.process.stdout, selectors.EVENT_READ, (worker, "out"))
+        selector.register(worker.process.stderr, selectors.EVENT_READ, (worker, "err"))
+        worker.start(self.waiting.pop(0), self.out)
 
     def _heard(self, worker: _Worker, data: bytes) -> None:
         worker.buffer += data
@@ -188,8 +194,7 @@ class _Pool:
         assert run is not None
         if event["event"] == "error":
             self.errors.append(f"{run.name} seed {run.seed}: {event['message']}")
-            if worker.step == 0:
-                self.waiting = [r for r in self.waiting if r.name != run.name]  # its other seeds would say the same
+            self._skip_if_never_begun(worker, run)
         elif event["result"]["status"] != "interrupted":
             self.done += 1
         worker.run = None
@@ -205,7 +210,18 @@ class _Pool:
             words = worker.last_words.decode(errors="replace").strip().splitlines()
             why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}: {words[-1] if words else 'no message'}"
             self.errors.append(f"{worker.run.name} seed {worker.run.seed}: its process {why}; the same command goes on from its checkpoint")
+            self._skip_if_never_begun(worker, worker.run)
             worker.run = None
+
+    def _skip_if_never_begun(self, worker: _Worker, run: RunConfig) -> None:
+        """A run that failed before its first step: the arm's other seeds would fail alike."""
+        if worker.step:
+            return
+        others = [r for r in self.waiting if r.name == run.name]
+        self.waiting = [r for r in self.waiting if r.name != run.name]
+        if others:
+            s = "s" * (len(others) > 1)
+            self.errors.append(f"{run.name}: {len(others)} more seed{s} not tried, since this one failed at its start")
 
 
 def check_start(config: ExperimentConfig) -> None:
@@ -217,6 +233,10 @@ def check_start(config: ExperimentConfig) -> None:
     from rollonce.training.arms import make_baseline
     from rollonce.training.rolling import tasks_of
 
+    if config.policy.engine == "local":
+        from rollonce.training.learner import check_device
+
+        check_device(config.policy)
     splits = tasks_of(config.tasks)
     for name, arm in config.arms.items():
         if config.train.rollouts // arm.group_size > len(splits.train):

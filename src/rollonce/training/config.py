@@ -44,6 +44,10 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
+LOCAL_ONLY = ("device", "bf16", "gradient_checkpointing", "attention", "sample_rows", "train_rows")
+SERVICE_ONLY = ("base_url", "renderer", "reduction")
+
+
 class PolicyConfig(Section):
     """Which model, and how it computes.
 
@@ -80,6 +84,15 @@ class PolicyConfig(Section):
     base_url: str | None = None
     renderer: str | None = None
     reduction: Literal["sum", "sequence_mean"] = "sum"
+
+    @model_validator(mode="after")
+    def _of_the_engine(self) -> PolicyConfig:
+        elsewhere = LOCAL_ONLY if self.engine == "tinker" else SERVICE_ONLY
+        if odd := [k for k in elsewhere if k in self.model_fields_set and getattr(self, k) != type(self).model_fields[k].default]:
+            raise ValueError(f"{', '.join(odd)}: without effect with engine = {self.engine!r}; leave it out")
+        if self.engine == "local" and self.source == "embedded" and (self.prompt_template != "{prompt}" or self.system is not None):
+            raise ValueError("the embedded policy reads prompts as they are: leave prompt_template and system out")
+        return self
 
 
 class TasksConfig(Section):
@@ -127,6 +140,12 @@ class LossConfig(Section):
     gate: Positive | None = None
     lag: Natural = 0
     epochs: Count = 1
+
+    @model_validator(mode="after")
+    def _sides(self) -> LossConfig:
+        if self.clip_high is not None and self.clip is None:
+            raise ValueError("clip_high is the upper side of clip: give clip too")
+        return self
 
 
 class TrainConfig(Section):
@@ -248,6 +267,10 @@ class ArmConfig(Section):
             raise ValueError("an arm has a baseline or a critic table, and not both")
         if self.learning_rate is not None and self.learning_rates:
             raise ValueError("give an arm learning_rate or learning_rates, not both")
+        if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
+            raise ValueError("two of learning_rates have the same name (six digits count); each must differ")
+        if self.oracle is not None and self.baseline != "oracle":
+            raise ValueError("an oracle table is for baseline = 'oracle' alone")
         return self
 
 

@@ -7,10 +7,11 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,9 +24,9 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         InputError: the disk is full or not writable; what was there stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as f:
             f.write(data)
             f.flush()
@@ -35,6 +36,31 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         unwritable(path, error)
+
+
+def write_directory(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a new directory, and put it in the place of ``path`` when it is whole.
+
+    Raises:
+        InputError: the disk is full or not writable; what was there stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        write(temporary)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(temporary, path)
+        shutil.rmtree(old, ignore_errors=True)
+    except Exception as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            unwritable(path, error)
+        if type(error).__name__ == "SafetensorError":  # the system's error comes as its text alone
+            known = re.search(r"os error (\d+)", str(error))
+            unwritable(path, OSError(int(known[1]) if known else errno.EIO, str(error)))
+        raise
 
 
 def unwritable(path: Path, error: OSError) -> NoReturn:

@@ -5,6 +5,7 @@ Shapes: ``_B`` rollouts, ``_T`` response tokens. A service's learner is `rollonc
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -62,8 +63,8 @@ class Learner(Protocol):
         """One rollout a prompt; equal seeds, equal rollouts. ``behaviour``: from the lagged policy, where there is a lag."""
         ...
 
-    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False) -> Update:
-        """Move the policy; ``advantages`` (B,) or (B, T) float64."""
+    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True) -> Update:
+        """Move the policy; ``advantages`` (B,) or (B, T) float64. ``move = False``: measure, and leave it where it is."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,29 +86,49 @@ def generator_of(seed: Sequence[int]) -> torch.Generator:
     return torch.Generator().manual_seed((int(words[0]) << 31) ^ int(words[1]))
 
 
+def check_device(config: PolicyConfig) -> None:
+    """See that torch knows the device and that it is here.
+
+    Raises:
+        InputError: it does not, or it is not.
+    """
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        raise InputError(f"policy.device {config.device!r} is none that torch knows; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None
+    if device.type == "cuda":
+        n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= n:
+            there = f"torch sees {n} here, numbered from 0" if n else "torch sees no GPU here; use device = 'cpu'"
+            raise InputError(f"policy.device is {config.device!r}, but {there}")
+
+
 def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
     """The policy that a configuration names.
 
     Raises:
         InputError: nothing loadable there, or no such device.
     """
+    check_device(config)
     options: dict[str, Any] = {"device": config.device, "bf16": config.bf16, "gradient_checkpointing": config.gradient_checkpointing}
     options |= {"sample_rows": config.sample_rows}
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"policy.device is {config.device!r}, but torch sees no GPU here; use device = 'cpu'")
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # a bar for each of a hundred runs says nothing
     lora = LoraSettings(rank=config.lora_rank, seed=seed if config.seed_follows_run else config.seed) if config.lora_rank else None
     if config.attention:
         options["attention"] = config.attention
-    if config.source == "embedded":
-        return load_embedded(lora=lora, **options)
-    if config.prompt_template != "{prompt}":
-        options["prompt_template"] = config.prompt_template
-    if config.system is not None:
-        options["system"] = config.system
-    return TransformersPolicy.load(config.source, lora=lora, local_only=config.local_only, **options)
+    if config.source != "embedded":
+        if config.prompt_template != "{prompt}":
+            options["prompt_template"] = config.prompt_template
+        if config.system is not None:
+            options["system"] = config.system
+    try:
+        if config.source == "embedded":
+            return load_embedded(lora=lora, **options)
+        return TransformersPolicy.load(config.source, lora=lora, local_only=config.local_only, **options)
+    except (RuntimeError, NotImplementedError) as error:  # a device that torch was built without, or that is too small
+        raise InputError(f"the policy {config.source!r} cannot be put on {config.device!r}: {str(error).splitlines()[0]}") from error
 
 
 class LocalLearner:
@@ -147,7 +168,7 @@ class LocalLearner:
                 clip=c.clip,
                 epochs=c.epochs,
                 rows=self.train_rows,
-                seed=config.policy.seed,
+                seed=config.seed if config.policy.seed_follows_run else config.policy.seed,
             )
 
     def sample(
@@ -163,7 +184,7 @@ class LocalLearner:
             policy = self.behaviour
         return policy.sample(prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed))
 
-    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False) -> Update:
+    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True) -> Update:
         """See `Learner.update`. A loss that is not finite leaves the policy as it was and is returned for the loop to act on."""
         loss_config = self.config.loss
         weights_BT = loss_weights(samples.response_mask_BT, loss_config.aggregation)
@@ -174,7 +195,9 @@ class LocalLearner:
         clip = None if loss_config.clip is None else (loss_config.clip, loss_config.clip_high or loss_config.clip)
         n_tokens = max(1, samples.n_tokens)
         first: Update | None = None
-        for _ in range(loss_config.epochs):
+        epochs = loss_config.epochs if move else 1
+        before = (self.policy.state_dict(), copy.deepcopy(self.optimizer.state_dict())) if epochs > 1 else None
+        for epoch in range(epochs):
             self.optimizer.zero_grad(set_to_none=True)
             total, entropy, kl_sum, kl_old_sum, gated, clipped = 0.0, 0.0, 0.0, 0.0, 0, 0.0
             for (index, part), reference_BT in zip(parts, references, strict=True):
@@ -214,8 +237,12 @@ class LocalLearner:
                 first = first._replace(kl_old=update.kl_old, gated=update.gated, clipped=update.clipped)
             if not (math.isfinite(total) and math.isfinite(norm)):
                 self.optimizer.zero_grad(set_to_none=True)
+                if before is not None and epoch:
+                    self.policy.load_state_dict(before[0])
+                    self.optimizer.load_state_dict(before[1])
                 return update
-            self.optimizer.step()
+            if move:
+                self.optimizer.step()
         if self._past.maxlen != 0 and loss_config.lag:
             self._past.append(self.policy.state_dict())
         assert first is not None

@@ -30,7 +30,17 @@ from rollonce.tasks import TaskSplits
 from rollonce.training.advantages import Arm
 from rollonce.training.config import RunConfig
 from rollonce.training.evaluation import evaluate, mean_reward, write_evaluation
-from rollonce.training.files import JsonLines, finished, load_checkpoint, locked, same_config, save_checkpoint, stopping, write_json
+from rollonce.training.files import (
+    JsonLines,
+    finished,
+    load_checkpoint,
+    locked,
+    same_config,
+    save_checkpoint,
+    stopping,
+    write_directory,
+    write_json,
+)
 from rollonce.training.learner import Learner, make_learner
 from rollonce.training.metrics import Shadow, Stopwatch, correlation, dead_groups, flat, loo_gap, trackers
 from rollonce.training.rolling import roll, step_tasks, tasks_of, view
@@ -94,25 +104,26 @@ def train(
         all_tasks = splits.train.as_tasks()
         arm = Arm(config, learner, splits.train, all_tasks)
         shadow = Shadow(config.train.shadow, all_tasks)
-        done, strange = 0, 0
+        done, strange, status, message = 0, 0, DONE, ""
         if (state := load_checkpoint(directory)) is not None:
-            done, strange = state["step"], state["strange"]
+            done, strange, status, message = state["step"], state["strange"], state["status"], state["message"]
             learner.load_state_dict(state["learner"])
             arm.load_state(state["arm"])
             shadow.load_state(state["shadow"])
         else:
             look = lambda: evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)  # noqa: E731
             write_evaluation(directory, 0, look() if start_evaluation is None else start_evaluation(look))
-        log = JsonLines(directory / "metrics.jsonl", keep=lambda record: record["step"] <= done)
+        log = JsonLines(directory / "metrics.jsonl", keep=lambda record: record["step"] <= done + (status == NOT_FINITE))
         tracked = trackers(config, directory, done)
-        status, message = DONE, ""
         B, every = config.train.rollouts, config.evaluation.every
 
         def checkpoint() -> None:
+            # A run that ended badly has ended: killed in its last evaluation it goes on with that, and trains no more.
+            ended = {"status": DONE if status == INTERRUPTED else status, "message": "" if status == INTERRUPTED else message}
             state = {"step": done, "strange": strange, "learner": learner.state_dict(), "arm": arm.state(), "shadow": shadow.state()}
-            save_checkpoint(directory, state)
+            save_checkpoint(directory, state | ended)
 
-        for step in range(done + 1, config.train.steps + 1):
+        for step in range(done + 1, config.train.steps + 1) if status == DONE else ():
             watch = Stopwatch()
             arm.before(step)
             tasks = [t for t in step_tasks(splits.train, config.tasks_per_step, step, config.seed) for _ in range(config.arm.group_size)]
@@ -120,12 +131,13 @@ def train(
             batch = Batch(view(tasks), rewards_B)
             with watch.part("critic" if arm.critic is not None else "advantage"):
                 advantages, baseline_B = arm.advantages(batch, samples)
+            own_weight = arm.self_weight_max(batch) if config.train.audit_weights else None  # before the batch joins the history
             with watch.part("update"):
                 measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
-                zero = arm.policy_stands_still(step)
-                update = learner.update(samples, advantages * 0.0 if zero else advantages, measure_kl=measure_kl)
+                update = learner.update(samples, advantages, measure_kl=measure_kl, move=not arm.policy_stands_still(step))
+            finite = bool(np.isfinite(update.loss + (0.0 if np.isnan(update.grad_norm) else update.grad_norm)))
             with watch.part("critic" if arm.critic is not None else "advantage"):
-                critic_loss = arm.learn(batch, samples)
+                critic_loss = arm.learn(batch, samples) if finite else None
 
             per_rollout_B = advantages if advantages.ndim == 1 else rewards_B - baseline_B
             truncated = float(samples.truncated_B.float().mean())
@@ -138,10 +150,10 @@ def train(
                 "advantage_nonzero": float((np.abs(per_rollout_B) > 1e-6).mean()),
                 "baseline_mean": float(baseline_B.mean()),
                 "loo_gap": loo_gap(rewards_B, baseline_B),
-                "self_weight_max": arm.self_weight_max(batch) if config.train.audit_weights else None,
+                "self_weight_max": own_weight,
                 "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
                 "dead_groups": dead_groups(rewards_B, config.arm.group_size),
-                "shadow": shadow.step(batch),
+                "shadow": shadow.step(batch) if finite else {},
                 "truncated": truncated,
                 "tokens": samples.n_tokens,
                 "grader_failures": grades.n_failed,
@@ -157,7 +169,7 @@ def train(
                 tracker.log(step, flat(record))
             if on_step is not None:
                 on_step(record)
-            if not np.isfinite(update.loss + (0.0 if np.isnan(update.grad_norm) else update.grad_norm)):
+            if not finite:
                 status, message = (
                     NOT_FINITE,
                     f"loss {update.loss}, gradient norm {update.grad_norm} at step {step}: no update was made",
@@ -170,7 +182,7 @@ def train(
                 what = f"entropy {update.entropy:.2g} nats a token" if low_entropy else f"{truncated:.0%} of rollouts truncated"
                 status, message = COLLAPSED, f"{what} for {strange} steps in a row, at step {step}"
                 break
-            if every and step % every == 0 and step < config.train.steps:
+            if every and step % every == 0 and step < config.train.steps and len(splits.calibration):
                 write_evaluation(directory, step, evaluate(learner, splits.calibration, splits.test, config, step=step, final=False))
             if stopped.is_set() and step < config.train.steps:
                 status, message = INTERRUPTED, f"stopped after step {step}; the same command goes on from there"
@@ -186,7 +198,7 @@ def train(
         checkpoint()
         records = evaluate(learner, splits.calibration, splits.test, config, step=done, final=True)
         write_evaluation(directory, done, records)
-        learner.save(directory / "final")
+        write_directory(directory / "final", learner.save)
         means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
         result = Result(status, message or f"{done} steps", done, *means, directory)
         write_json(directory / "result.json", {**result._asdict(), "directory": None})

@@ -68,7 +68,7 @@ class TinkerLearner:
         """See `TinkerPolicy.log_probs`."""
         return self.policy.log_probs(samples)
 
-    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False) -> Update:
+    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True) -> Update:
         """See `Learner.update`. Entropy is NaN: a service gives the sampled tokens' log-probabilities alone."""
         weights_BT = loss_weights(samples.response_mask_BT, self.config.loss.aggregation).double()
         advantages_BT = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float64))
@@ -77,7 +77,7 @@ class TinkerLearner:
         first: Update | None = None
         for _ in range(self.config.loss.epochs):
             # The service adds up ratio x advantage over tokens: the weights of the mean go into the advantages.
-            told = self.policy.update(samples, weights_BT * advantages_BT, learning_rate=self.config.learning_rate)
+            told = self.policy.update(samples, weights_BT * advantages_BT, learning_rate=self.config.learning_rate if move else 0.0)
             ratio_BT = torch.exp(told.log_probs_BT.double() - old_BT.double())
             gain_BT, clipped = ratio_BT * advantages_BT, 0.0
             if self.config.loss.clip is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -71,6 +72,9 @@ def main(jobs: TextIO, events: TextIO) -> None:
             tell("end", result={**result._asdict(), "directory": str(result.directory)})
         except InputError as error:
             tell("error", message=str(error))
+        except Exception as error:  # a fault of one run, an arm too big for the GPU say, is no reason to give up the others
+            traceback.print_exc()
+            tell("error", message=f"{type(error).__name__}: {error}")
         if stop.is_set():
             return
 
