@@ -38,8 +38,8 @@ class BuildConfig:
     intermediate: int = 384
     muon_lr: float = 0.02
     adam_lr: float = 4e-3
-    careful_share: float = 0.5
-    hasty_right: float = 0.2
+    careful_share: float = 0.55
+    hasty_right: float = 0.1
     always_careful: str = "spell_backward/1,count_bits/1"
 
 

@@ -220,7 +220,7 @@ _WORKED: dict[str, Callable[[dict[str, Any], bool], Steps]] = {
 }
 
 
-def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: float = 0.6, hasty_right: float = 0.3) -> str:
+def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: float = 0.55, hasty_right: float = 0.1) -> str:
     """A worked solution of a reasoning-gym entry, ending in an answer.
 
     Args:
