@@ -59,6 +59,41 @@ def test_padding_goes_and_turns_of_a_rollout_count_once():
     assert rows.spread(np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 2.0, 3.0, 0.0]
 
 
+def as_torch(values):
+    return pytest.importorskip("torch").tensor(values)
+
+
+def as_torch_list(values):
+    return list(as_torch(values))  # as `list(tensor)` in gather_rows leaves them
+
+
+@pytest.mark.parametrize("of", [np.array, as_torch, as_torch_list])
+def test_ids_and_masks_as_tensors_are_their_values(of):
+    # A 0-d tensor is hashed by identity: turns of a rollout would each be a rollout, and b of one would hold the other's reward, its own.
+    rows = make_rows(
+        ["p", "p and more", "p", "pad"],
+        of([1.0, 1.0, 0.0, 9.0]),
+        keep=of([True, True, True, False]),
+        rollout_ids=of([7, 7, 8, 9]),
+        task_ids=of([3, 3, 3, 4]),
+        columns={"level": of([1, 1, 2, 2])},
+    )
+    assert rows.rollout_N.tolist() == [0, 0, 1, -1]
+    assert rows.batch.rewards_B.tolist() == [1.0, 0.0]
+    assert rows.batch.tasks.task_ids.tolist() == ["3", "3"]
+    assert rows.batch.tasks.column("level").tolist() == [1, 2]
+    assert LeaveOneOut().predict(rows.batch, None).tolist() == [0.0, 1.0]
+
+
+def test_masks_and_ids_of_two_dimensions():
+    rows = make_rows(
+        ["p", "q", "q"], [1.0, 0.0, 0.0], keep=np.array([[False], [True], [True]]), rollout_ids=np.array([[0, 1], [0, 2], [0, 2]])
+    )
+    assert rows.rollout_N.tolist() == [-1, 0, 0]
+    with pytest.raises(InputError, match="keep must hold one value for each row, not 2"):
+        make_rows(["p", "q"], [1.0, 0.0], keep=np.ones((2, 2)))
+
+
 @pytest.mark.parametrize(("rule", "want"), [("first", 0.25), ("last", 1.0), ("sum", 1.25)])
 def test_rewards_that_differ_between_the_turns_of_a_rollout(rule, want):
     given = {"prompts": ["p", "p p", "q"], "rewards": [0.25, 1.0, 0.0], "rollout_ids": [7, 7, 8]}

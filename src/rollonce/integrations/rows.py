@@ -93,7 +93,7 @@ def make_rows(
     rollout_reward: RolloutReward = "same",
     ungraded: Literal["refuse", "drop"] = "refuse",
 ) -> Rows:
-    """Rows from what a trainer holds at its hook, N of each.
+    """Rows from what a trainer holds at its hook, N of each; tensors and arrays count by their values.
 
     Args:
         prompts: Texts or lists of chat messages, as they were *before* the rollout. Of several rows of a rollout the first one's is
@@ -116,10 +116,12 @@ def make_rows(
         if given is not None and len(given) != n:
             raise InputError(f"{n} rewards but {len(given)} {name}: every row of the trainer's batch needs one of each")
     rewards_N = np.array([np.nan if r is None else float(r) for r in rewards], dtype=np.float64)
-    kept = np.ones(n, dtype=bool) if keep is None else np.array([bool(k) for k in keep])
+    kept = np.ones(n, dtype=bool) if keep is None else np.array([_flag(k) for k in _plain(keep)], dtype=bool)
+    task_ids, rollout_ids = _plain(task_ids), _plain(rollout_ids)
+    columns = {name: _plain(values) for name, values in (columns or {}).items()}
     rollout_of: dict[Any, list[int]] = {}
     for i in np.flatnonzero(kept).tolist():
-        rollout_of.setdefault(i if rollout_ids is None else _key(rollout_ids[i]), []).append(i)
+        rollout_of.setdefault(i if rollout_ids is None else _hashable(rollout_ids[i]), []).append(i)
     first_R, rewards_R, rollout_N = [], [], np.full(n, -1, dtype=np.int64)
     for rollout, rows in rollout_of.items():
         reward = _reward_of(rewards_N[rows], rows, rollout, rollout_reward)
@@ -138,12 +140,30 @@ def make_rows(
         ids = [str(task_ids[i]) for i in first_R]
     else:
         ids = [f"row {i}" for i in first_R] if prompts is None else [stable_task_id(t) for t in texts]
-    chosen = {name: [values[i] for i in first_R] for name, values in (columns or {}).items()}
+    chosen = {name: [values[i] for i in first_R] for name, values in columns.items()}
     return Rows(Batch(Tasks(texts, ids, chosen), np.array(rewards_R, dtype=np.float64)), rollout_N)
 
 
-def _key(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as lists, those of no dimension as numbers, within lists too.
+
+    A 0-d tensor is hashed by identity: as a key it would make each turn a rollout of its own, whose sisters show it its own reward.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, list):
+        return bool(value)
+    if len(value) != 1:
+        raise InputError(f"keep must hold one value for each row, not {len(value)}; a mask over tokens is something else")
+    return _flag(value[0])
 
 
 def _reward_of(rewards: FloatArray, rows: list[int], rollout: Any, rule: RolloutReward) -> float:
