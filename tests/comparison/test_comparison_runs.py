@@ -72,6 +72,8 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "no greedy": (break_file(LAST, lambda t: "\n".join(x for x in t.splitlines() if "greedy" not in x)), "lacks the test items (greedy)"),
     "reward null": (break_file(LAST, lambda t: t.replace('"reward": 0.4', '"reward": null', 1)), 'line 1 needs "task_id"'),
     "bad split": (break_file(LAST, lambda t: t.replace('"repeat": 0', '"repeat": 0, "split": "train"', 1)), '"split" must be'),
+    "first evaluation empty": (break_file("evaluations/step_000000.jsonl", lambda t: ""), "step_000000.jsonl is empty"),
+    "last evaluation empty": (break_file(LAST, lambda t: ""), "step_000040.jsonl is empty"),
     "folder gone": (lambda f: f.rename(f.with_name("moved")), "has not been started"),
 }
 
@@ -86,6 +88,15 @@ def test_an_odd_run_is_named_and_left_out(kind: str, root: Path) -> None:
     (left,) = runs.left_out
     assert (left.arm, left.seed) == ("flashreinforce", "1")
     assert reason in left.reason
+
+
+def test_empty_evaluations_on_the_way_are_passed_over(root: Path) -> None:
+    # As runs with tasks.holdout = 0 left them: every evaluation but the first and the last had nothing to evaluate.
+    for path in root.glob("runs/*/*/evaluations/step_000020.jsonl"):
+        path.write_text("")
+    runs = load_runs(root)
+    assert runs.left_out == []
+    assert runs.arms["none"][0].series["sampled", "test"].at_E.tolist() == [0, 40]
 
 
 def test_an_arm_without_any_run_and_one_too_many(root: Path) -> None:

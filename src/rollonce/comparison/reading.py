@@ -99,13 +99,18 @@ def read_run(arm: str, seed: int, folder: Path) -> RawRun:
     metrics = _metrics(folder / "metrics.jsonl")
     if len(metrics.steps_T) < steps:
         raise OddError(f"result.json says {steps} steps, metrics.jsonl holds {len(metrics.steps_T)}")
-    evaluations = {}
+    evaluations: dict[int, RawEvaluation] = {}
     where = folder / "evaluations"
     for path in sorted(where.iterdir()) if where.is_dir() else ():
         if match := _STEP_FILE.match(path.name):
             evaluations[int(match[1])] = _evaluation(path)
     if not evaluations:
         raise OddError("has no evaluations")
+    for step in sorted(step for step, sums in evaluations.items() if not sums):
+        # Runs without a hold-out used to leave such a file at every evaluation on the way: nothing was to be evaluated.
+        if step in (min(evaluations), max(evaluations)):
+            raise OddError(f"step_{step:06d}.jsonl is empty")
+    evaluations = {step: sums for step, sums in evaluations.items() if sums}
     if status == "done" and max(evaluations) < steps:
         raise OddError(f"was not evaluated at its end: the last evaluation is of step {max(evaluations)} of {steps}")
     return RawRun(arm, seed, result, metrics, evaluations)
@@ -199,6 +204,4 @@ def _evaluation(path: Path) -> RawEvaluation:
         old = sums.setdefault((mode, split), {}).get(item, Sums(0.0, 0.0, 0.0, 0))
         tokens = old.tokens + _number(row.get("tokens"))
         sums[mode, split][item] = Sums(old.reward + reward, old.truncated + bool(row.get("truncated")), tokens, old.n + 1)
-    if not sums:
-        raise OddError(f"{path.name} is empty")
     return sums
