@@ -108,3 +108,21 @@ def test_the_requests_own_file_is_stopped_by_its_gate(server: TinkerServer, mode
     assert code == 1, said[-4000:]
     assert "all rewards are equal" in said
     assert not list((tmp_path / "run").rglob("metrics.jsonl"))
+
+
+def test_our_own_loop_walks_every_stage_too(server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path) -> None:
+    """``engine: tinker``: the loop of `rollonce train` on the service instead of tinker-cookbook's recipe, from preflight to verdict."""
+    path = small(model, tmp_path)
+    spec: dict[str, Any] = json.loads(path.read_text())
+    spec["rollonce"]["engine"] = "tinker"
+    path.write_text(json.dumps(spec))
+    out = tmp_path / "run"
+    code, said = rollonce(str(path), "--gsm8k", str(gsm8k), "--base-url", server.url, "--out", str(out))
+    assert code == 0, said[-4000:]
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    stages = [r["stage"] for r in records]
+    assert [s for s in stages if s.startswith(("arm:", "evaluation:"))] == [
+        f"{kind}:{arm['name']}" for kind in ("arm", "evaluation") for arm in spec["arms"]
+    ]
+    assert stages[-1] == "decision"
+    assert (out / "report.html").exists()
