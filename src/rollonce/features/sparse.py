@@ -54,12 +54,26 @@ class SparseRows:
         out[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.indices] = self.data
         return out
 
+    def _gram(self) -> FloatArray:
+        """``self @ self.T``. Columns that occur in one row only add to the diagonal alone; of n-grams that is most of them."""
+        # A table over all columns is quickest unless there are very many.
+        place = self.indices if self.n_columns <= 1_000_000 else np.unique(self.indices, return_inverse=True)[1]
+        shared = np.bincount(place) > 1
+        row, kept = np.repeat(np.arange(len(self)), np.diff(self.indptr)), shared[place]
+        dense = np.zeros((len(self), int(shared.sum())))
+        dense[row[kept], (np.cumsum(shared) - 1)[place[kept]]] = self.data[kept]
+        out = dense @ dense.T
+        out[np.diag_indices(len(self))] += np.bincount(row[~kept], self.data[~kept] ** 2, minlength=len(self))
+        return out
+
     def dot_transposed(self, other: SparseRows) -> FloatArray:
         """``self @ other.T`` as a dense (N, M) float64 array.
 
         Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N rows
         of about 60 terms that is a small matrix product, and it needs numpy alone.
         """
+        if other is self:
+            return self._gram()
         # A lookup table over all columns is quickest unless there are very many; then a search among the few that occur.
         lookup = self.n_columns <= 200_000
         if lookup:
@@ -73,8 +87,6 @@ class SparseRows:
             columns, inverse = np.unique(self.indices, return_inverse=True)
         left = np.zeros((len(self), len(columns)))
         left[np.repeat(np.arange(len(self)), np.diff(self.indptr)), inverse] = self.data
-        if other is self:
-            return left @ left.T
         out = np.zeros((len(self), len(other)))
         if not len(columns):
             return out
