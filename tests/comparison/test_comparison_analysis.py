@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from synthetic_runs import ITEMS, Planted, line, write_runs
 
 from rollonce.comparison import Analysis, Settings, analyse, load_runs
 from rollonce.comparison.curves import first_reach, kaplan_meier_median, ratio_of_means
 from rollonce.comparison.shadow import shadow_ratios
 from rollonce.errors import InputError
+from rollonce.reports.comparison_words import rates_sentence
 
 GROUPS = {"group_size": 8, "rollouts_per_step": 32, "learning_rate": 2e-4}
 SEED = (-0.02, 0.0, 0.05)
@@ -59,10 +61,13 @@ def test_levels(found: Analysis) -> None:
 
 
 def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> None:
-    # Same seed effects in both arms: seed by seed the difference is exactly -0.1 everywhere.
+    # Same seed effects in both arms: seed by seed the difference is exactly -0.1 everywhere, from which no spread can be learnt.
     none = difference(found, "none")
     assert none.paired
-    assert tuple(none.final["sampled"].estimate) == pytest.approx((-0.1, -0.1, -0.1))
+    assert none.final["sampled"].estimate.value == pytest.approx(-0.1)
+    assert none.final["sampled"].unknown == "no spread"
+    assert math.isnan(none.smallest)
+    assert none.seeds_needed is None
     # Groups of 8 meet other tasks: not paired, so the seeds' spread is in the interval.
     grpo = difference(found, "grpo")
     assert not grpo.paired
@@ -83,10 +88,11 @@ def test_pairing_can_be_said(pairing: str, config: dict, paired: bool, tmp_path:
 
 def test_holm_over_arms(found: Analysis) -> None:
     p = [d.final["sampled"].p for d in found.differences]
-    assert p[0] == 0.0
     adjusted = [d.p_holm["sampled"] for d in found.differences]
-    rest = sorted(p[1:])
-    assert sorted(adjusted[1:]) == pytest.approx([min(1, 2 * rest[0]), max(min(1, 2 * rest[0]), rest[1])])
+    assert math.isnan(p[0])
+    assert math.isnan(adjusted[0])
+    rest = sorted(p[1:])  # of three comparisons, one without a p
+    assert sorted(adjusted[1:]) == pytest.approx([min(1, 3 * rest[0]), min(1, max(3 * rest[0], 2 * rest[1]))])
 
 
 def test_families(found: Analysis) -> None:
@@ -98,8 +104,20 @@ def test_families(found: Analysis) -> None:
     assert math.isnan(first.cells["flashreinforce"].difference.value)
     assert first.cells["critic"].difference.value == pytest.approx(0.0)
     assert second.cells["critic"].difference.value == pytest.approx(0.2)
-    assert second.cells["critic"].p_holm < 0.05
-    assert first.cells["critic"].p_holm == 1.0
+    # The critic's difference is the same with every seed and item of a family: no p, and no bold cell.
+    assert math.isnan(second.cells["critic"].p_holm)
+    assert math.isnan(first.cells["critic"].p_holm)
+
+
+def test_families_that_vary(tmp_path: Path) -> None:
+    # Family 1 is 0.2 above, give or take 0.01 by seed: t = 0.2 / (0.01 / sqrt(3)) = 34.64, 2 degrees of freedom; family 0 has no spread.
+    def above(seed: int, step: int, item: int) -> float:
+        return seeded(0.4)(seed, step, item) + ((0.2 + 0.01 * (seed - 1)) * step / 40 if item % 2 else 0.0)
+
+    arms = {"flashreinforce": Planted(seeded(0.4)), "critic": Planted(above)}
+    first, second = analyse(load_runs(write_runs(tmp_path / "out", arms))).families
+    assert math.isnan(first.cells["critic"].p_holm)
+    assert second.cells["critic"].p_holm == pytest.approx(2 * 2 * stats.t.sf(0.2 * math.sqrt(3) / 0.01, 2))  # two cells
 
 
 def test_time(found: Analysis) -> None:
@@ -161,9 +179,37 @@ def test_first_reach_and_kaplan_meier() -> None:
     # Censored before the first event: of 4 at risk at 5 one goes (.75), of 2 at 8 one (.375): the median is 8.
     assert kaplan_meier_median([5, 6, 8, 9, 4], [True, False, True, False, False]) == 8
     assert kaplan_meier_median([5.0, 6.0, 7.0], [True, False, False]) == math.inf
-    same = ratio_of_means(np.array([2.0, 8.0]), np.array([1.0, 1.0]))
-    assert same.value == pytest.approx(4.0)
-    assert same.low * same.high == pytest.approx(16.0)  # symmetric on the log scale
+    # Runs that ended badly never get there and stay at risk: 2 of 3 remain at 500, which is not half.
+    assert kaplan_meier_median([math.inf, math.inf, 500], [False, False, True]) == math.inf
+    assert kaplan_meier_median([math.inf, 400, 500], [False, True, True]) == 500
+
+
+def test_the_ratio_is_that_of_the_means_shown_beside_it() -> None:
+    # Means 5 and 1. Var(mean) of the first: 18 / 2 = 9, over 5^2 = .36; the second has no spread, so df = 1.
+    found = ratio_of_means(np.array([2.0, 8.0]), np.array([1.0, 1.0]))
+    assert found.value == pytest.approx(5.0)
+    assert math.log(found.high / 5) == pytest.approx(stats.t.ppf(0.975, 1) * 0.6)
+    assert found.low * found.high == pytest.approx(25.0)  # symmetric on the log scale
+    # Both vary: .36 and var 2 / 2 over 2^2 = .25, df = .61^2 / (.36^2 / 1 + .25^2 / 1).
+    found = ratio_of_means(np.array([2.0, 8.0]), np.array([1.0, 3.0]))
+    assert found.value == pytest.approx(2.5)
+    assert math.log(found.high / 2.5) == pytest.approx(stats.t.ppf(0.975, 0.61**2 / (0.36**2 + 0.25**2)) * math.sqrt(0.61))
+    assert ratio_of_means(np.array([0.0, 4.0]), np.array([1.0, 3.0])).value == pytest.approx(1.0)  # one was there from the start
+    nothing = ratio_of_means(np.array([3.0, 3.0]), np.array([2.0, 2.0]))
+    assert nothing.value == pytest.approx(1.5)
+    assert math.isnan(nothing.low)
+
+
+def test_a_run_that_ended_badly_never_reaches_the_level(tmp_path: Path) -> None:
+    # The other arm climbs from .2 to .32: .26 at step 20, where two seeds collapse, and .3 at step 20 + 20 * .04 / .06 with the third.
+    # Censored at 20 the two would leave the third alone at risk, and the median would be its 33.3 steps.
+    arms = {"flashreinforce": Planted(line(0.2, 0.4)), "hot": Planted(line(0.2, 0.32), ends={0: ("collapsed", 20), 1: ("nan", 20)})}
+    reach = analyse(load_runs(write_runs(tmp_path / "out", arms)), Settings(level=0.3)).reach
+    assert reach is not None
+    for table, scale in ((reach.rollouts, 32), (reach.seconds, 1)):
+        assert table["flashreinforce"].median == pytest.approx(20 * scale)
+        assert (table["hot"].n_reached, table["hot"].median) == (1, math.inf)
+        assert table["hot"].mean_within.value == pytest.approx(100 / 3 * scale)  # all with the horizon, the latest end there is
 
 
 def test_shadow_ratios_are_cumulated_not_averaged(tmp_path: Path) -> None:
@@ -233,6 +279,64 @@ def test_learning_rates_are_chosen_on_the_holdout_and_reported_on_test(tmp_path:
     assert critic.against_reference.estimate.value == pytest.approx(-0.1 - 0.09 / 9)
 
 
+def leave_only(root: Path, seeds: dict[str, tuple[int, ...]]) -> None:
+    """Take the results of the other seeds away, as while a grid is still running."""
+    for arm, kept in seeds.items():
+        for folder in (root / "runs" / arm).iterdir():
+            if int(folder.name.removeprefix("seed")) not in kept:
+                (folder / "result.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "rate", "how"),
+    [
+        # By all seeds 2e-4 is best; 1e-3 has run the seed with the highest hold-out alone, where the others are higher still.
+        ({"flashreinforce@0.001": (2,)}, 2e-4, "highest mean on the hold-out over the 1 seed that all rates have"),
+        ({"flashreinforce@0.0001": (0,), "flashreinforce@0.0002": (0, 1), "flashreinforce@0.001": (1, 2)}, 1e-3,
+         "highest mean on the hold-out among the 2 rates with the most seeds (2 each): no seed was run at all rates"),
+        ({"flashreinforce@0.0001": (0, 1), "flashreinforce@0.0002": (0,), "flashreinforce@0.001": (2,)}, 1e-4,
+         "highest mean on the hold-out, being the only rate with 2 seeds: no seed was run at all rates"),
+        ({"flashreinforce@0.0001": (0,), "flashreinforce@0.0002": (1,), "flashreinforce@0.001": (2,)}, 1e-3,
+         "highest mean on the hold-out among the 3 rates with the most seeds (1 each): no seed was run at all rates, nor at all of these"),
+    ],
+)  # fmt: skip
+def test_rates_are_compared_over_the_seeds_they_share(seeds: dict, rate: float, how: str, tmp_path: Path) -> None:
+    # Hold-out at the end: a rate's level and .2 a seed. At 1e-4 .1, .3, .5; at 2e-4 .2, .4, .6; at 1e-3 .15, .35, .55, but .45 with seed 1.
+    arms = {
+        f"flashreinforce@{r:g}": Planted(
+            seeded(0.4),
+            holdout=lambda seed, step, item, h=h, r=r: (h + 0.2 * seed + (0.1 if (r, seed) == (1e-3, 1) else 0.0)) * step / 40,
+            entry={"arm": "flashreinforce", "learning_rate": r, "group_size": 1, "rollouts_per_step": 32},
+        )
+        for r, h in ((1e-4, 0.1), (2e-4, 0.2), (1e-3, 0.15))
+    }
+    root = write_runs(tmp_path / "out", arms)
+    leave_only(root, seeds)
+    found = analyse(load_runs(root))
+    assert (found.arms[0].rate, found.arms[0].how) == (rate, how)
+
+
+def test_holm_over_the_arms_of_a_grid(tmp_path: Path) -> None:
+    arms = {
+        f"{name}@{r:g}": Planted(
+            lambda seed, step, item, low=low: 0.2 + (0.2 - low + 0.01 * seed) * step / 40,
+            entry={"arm": name, "learning_rate": r, "group_size": 1, "rollouts_per_step": 32},
+        )
+        for name, low in (("flashreinforce", 0.0), ("lower", 0.025), ("alike", 0.001))
+        for r in (1e-4, 1e-3)
+    }
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
+    # Welch over seeds of sd .01: se = .01 sqrt(2 / 3), 4 degrees of freedom; t = 3.06 and 0.12, p = .038 and .91.
+    p = [2 * stats.t.sf(gap / (0.01 * math.sqrt(2 / 3)), 4) for gap in (0.025, 0.001)]
+    assert p[0] < 0.05 < 2 * p[0]
+    _, lower, alike = found.rates
+    assert lower.against_reference is not None
+    assert lower.against_reference.p == pytest.approx(p[0])
+    assert lower.against_reference.estimate.high < 0  # its own interval, not corrected
+    assert (lower.p_holm, alike.p_holm) == pytest.approx((2 * p[0], p[1]))
+    assert "no difference shown to flashreinforce (Holm's correction over 2 arms)" in rates_sentence(found)[1]
+
+
 def test_without_a_holdout_the_middle_rate_stands_for_the_arm(tmp_path: Path) -> None:
     arms = {name: Planted(p.level, entry=p.entry) for name, p in grid({1e-4: (0.3, 0), 2e-4: (0.4, 0), 1e-3: (0.5, 0)}).items()}
     found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
@@ -286,12 +390,24 @@ def test_without_shadow_families_greedy_and_entries(tmp_path: Path) -> None:
     found = analyse(load_runs(write_runs(tmp_path / "out", {"none": arm, "loo": arm}, items=items, greedy=False)))
     assert (found.modes, found.families, found.shadow, found.loo, found.rates) == (("sampled",), [], {}, "", [])
     assert math.isnan(found.arms[0].rate)
-    assert found.differences[0].final["sampled"].p == 1.0
+    assert found.differences[0].final["sampled"].unknown == "no spread"
 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"reference": "nobody"}, {"pairing": "maybe"}, {"difference": 2.0}, {"power": 0.2}, {"drop": 0.0}, {"resamples": 3}],
+    [
+        {"reference": "nobody"},
+        {"pairing": "maybe"},
+        {"difference": 2.0},
+        {"power": 0.2},
+        {"drop": 0.0},
+        {"drop": math.nan},
+        {"resamples": 3},
+        {"seed": -1},
+        {"level": 40},
+        {"level": -0.1},
+        {"level": math.nan},
+    ],
 )
 def test_bad_settings_are_sentences(bad: dict, tmp_path: Path) -> None:
     runs = load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}))

@@ -79,10 +79,21 @@ def test_one_seed_has_no_interval_and_no_p() -> None:
     assert math.isnan(found.p)
 
 
-def test_all_alike_is_no_difference() -> None:
-    found = crossed_difference(np.full((3, 5), 0.5), np.full((3, 5), 0.5), paired=True)
-    assert tuple(found.estimate) == (0.0, 0.0, 0.0)
-    assert found.p == 1.0
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.5), (1.0, 0.0)])
+def test_a_table_without_spread_proves_nothing(first: float, second: float, paired: bool) -> None:
+    # Two seeds and two items of 1 against 0, or saturated arms: no variance was seen, which is not that there is none.
+    found = crossed_difference(np.full((2, 2), first), np.full((2, 2), second), paired=paired)
+    assert found.estimate.value == first - second
+    assert all(map(math.isnan, (found.estimate.low, found.estimate.high, found.p, found.se, *found.components)))
+    assert found.unknown == "no spread"
+    assert holm([found.p, 0.01])[1] == 0.02  # it counts as a comparison all the same
+
+
+def test_why_there_is_no_interval() -> None:
+    assert crossed_mean(np.ones((1, 5))).unknown == "one seed"
+    assert crossed_mean(np.array([[0.0], [1.0], [1.0]])).unknown == "one item"
+    assert crossed_mean(np.array([[0.0, 2.0], [2.0, 6.0]])).unknown == ""
 
 
 # Coverage ---------------------------------------------------------------------------------------------------------------------
@@ -207,10 +218,10 @@ def test_probability_of_improvement_covers(n_seeds: int, shift: float) -> None:
 
 def test_holm() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    got = holm([0.02, math.nan, 0.5])
-    assert got[0] == pytest.approx(0.04)
+    got = holm([0.02, math.nan, 0.3])
+    assert got[0] == pytest.approx(0.06)  # three comparisons, one of which has no p
     assert math.isnan(got[1])
-    assert got[2] == 0.5
+    assert got[2] == pytest.approx(0.6)
     assert holm([0.9, 0.8]) == [1.0, 1.0]
 
 
@@ -233,6 +244,16 @@ def test_smallest_difference_by_hand() -> None:
     n = seeds_needed(parts, 100, want, paired=True)
     assert n == 9
     assert smallest_difference(parts, 8, 100, paired=True) > want
+
+
+def test_the_level_is_shared_among_the_arms() -> None:
+    # Four arms: .05 / 4 = .0125, half of it on each side. Seeds alone, sd 0.02, paired, 9 seeds: se = 0.02 / 3, df = 8.
+    parts = Components(0.0004, 0.0, 0.0)
+    want = (stats.t.ppf(1 - 0.00625, 8) + stats.t.ppf(0.8, 8)) * 0.02 / 3
+    assert smallest_difference(parts, 9, 100, paired=True, arms=4) == pytest.approx(want)
+    assert want > smallest_difference(parts, 9, 100, paired=True)
+    assert seeds_needed(parts, 100, want, paired=True, arms=4) == 9
+    assert seeds_needed(parts, 100, want, paired=True) < 9
 
 
 def test_items_alone_can_forbid_it() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from synthetic_runs import ITEMS, Planted, line, write_lines, write_runs
 
-from rollonce.comparison import load_runs
+from rollonce.comparison import analyse, load_runs
 from rollonce.errors import InputError
 
 
@@ -137,6 +137,46 @@ def test_a_holdout_along_the_way_and_test_items_at_both_ends(tmp_path: Path) -> 
     run = runs.arms["none"][0]
     assert run.series["sampled", "holdout"].at_E.tolist() == [0, 10, 20, 30, 40]
     assert run.series["sampled", "test"].at_E.tolist() == [0, 40]
+
+
+def test_a_run_without_the_holdout_that_others_curves_are_of(tmp_path: Path) -> None:
+    arms = {name: Planted(line(0.2, end), holdout=line(0.1, 0.5)) for name, end in (("flashreinforce", 0.4), ("none", 0.3))}
+    root = write_runs(tmp_path / "out", arms, along="holdout", every=10)
+    for path in (root / "runs/none/seed1/evaluations").iterdir():  # evaluated on the test items alone, at its start and its end
+        rows = [json.loads(x) for x in path.read_text().splitlines()]
+        write_lines(path, [r for r in rows if r.get("split") != "holdout"])
+    runs = load_runs(root)
+    assert [(x.arm, x.seed) for x in runs.left_out] == [("none", "1")]
+    assert "no evaluation of the hold-out items" in runs.left_out[0].reason
+    assert runs.curve_split == "holdout"
+    assert [p.step for p in analyse(runs).arms[0].curve] == [0, 10, 20, 30, 40]
+
+
+def test_a_holdout_that_few_runs_have_makes_no_curves(tmp_path: Path) -> None:
+    arms = {
+        "flashreinforce": Planted(line(0.2, 0.4), holdout=line(0.1, 0.5)),
+        "none": Planted(line(0.2, 0.3)),
+        "loo": Planted(line(0.2, 0.3)),
+    }
+    runs = load_runs(write_runs(tmp_path / "out", arms, along="holdout", every=10))
+    assert (runs.left_out, runs.curve_split) == ([], "test")
+    assert [p.step for p in analyse(runs).arms[0].curve] == [0, 40]
+
+
+def test_a_run_that_shares_no_step_with_the_others(tmp_path: Path) -> None:
+    arms = {
+        "flashreinforce": Planted(line(0.2, 0.4)),
+        "none": Planted(line(0.2, 0.3)),
+        "short": Planted(line(0.2, 0.3), ends={1: ("done", 30)}),
+    }
+    root = write_runs(tmp_path / "out", arms)
+    for path in root.glob("runs/*/*/evaluations/step_000000.jsonl"):
+        path.unlink()
+    (root / "runs/short/seed1/evaluations/step_000020.jsonl").unlink()
+    runs = load_runs(root)
+    assert [(x.arm, x.seed) for x in runs.left_out] == [("short", "1")]
+    assert "not evaluated on the test items at step 20, as 8 others were" in runs.left_out[0].reason
+    assert [p.step for p in analyse(runs).arms[0].curve] == [20, 40]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,29 @@ def test_one_seed_makes_no_claim(tmp_path: Path) -> None:
     assert "nan" not in comparison_markdown(found, "x")
 
 
+def test_one_item_is_not_called_one_seed(tmp_path: Path) -> None:
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms(), seeds=range(3), items=[("family", "t0")])))
+    verdict = comparison_verdict(found)
+    assert verdict.headline == "One item cannot tell arms apart: what another item would have given is not known."
+    assert not re.search(r"\bnan\b|NaN", render_comparison(found, "x") + comparison_markdown(found, "x"))
+
+
+def test_saturated_arms_prove_nothing(tmp_path: Path) -> None:
+    # Both solve everything with every seed; a third varies, so that there is a variance to be pooled.
+    full = Planted(lambda seed, step, item: 0.3 + 0.7 * step / 40)
+    planted = {"flashreinforce": full, "full": full, "none": Planted(level(0.45))}
+    found = analyse(load_runs(write_runs(tmp_path / "out", planted, seeds=range(5))))
+    verdict = comparison_verdict(found)
+    assert verdict.headline.startswith("none (−52.5 points) ended below flashreinforce.")  # .45, and .05 for half of the items
+    text = " ".join(verdict.more)
+    assert "full 0.0 points: the same with every seed and item, so nothing is known of what others would have given" in text
+    assert "would most likely have shown" not in text
+    cells = next(line for line in comparison_markdown(found, "x").splitlines() if line.startswith("| full | 0.0"))
+    assert cells.split("|")[5:7] == [" - ", " - "]  # told apart at, seeds needed
+    apart = analyse(load_runs(write_runs(tmp_path / "apart", {"flashreinforce": full, "none": Planted(lambda *_: 0.0)}, seeds=[0, 1])))
+    assert comparison_verdict(apart).headline == "Nothing can be said of differences to flashreinforce."
+
+
 def test_one_arm_alone(tmp_path: Path) -> None:
     found = analyse(load_runs(write_runs(tmp_path / "out", {"none": arms()["none"]}, seeds=range(5))))
     assert "nothing to compare it with" in comparison_verdict(found).headline
@@ -210,6 +233,8 @@ def test_the_command_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["nowhere"], "no such directory"),
         (["ROOT", "--reference", "nobody"], "is no arm with a run that can be used; there are"),
         (["ROOT", "--difference", "2"], "between 0 and 1"),
+        (["ROOT", "--level", "40"], "the level to reach is a share from 0 to 1 (0.4 is 40%), not 40"),
+        (["ROOT", "--seed", "-1"], "seed must be at least 0, not -1"),
         (["ROOT", "--report", "nowhere/x.html"], "cannot be written"),
     ],
 )

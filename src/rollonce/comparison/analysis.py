@@ -54,10 +54,14 @@ def _check(settings: Settings) -> None:
         raise InputError(f"the difference to tell is a share between 0 and 1 (0.02 is 2 points), not {settings.difference:g}")
     if not 0.5 <= settings.power < 1:
         raise InputError(f"the power is a chance from 0.5 to below 1, not {settings.power:g}")
-    if settings.drop <= 0:
+    if settings.level is not None and not 0 <= settings.level <= 1:
+        raise InputError(f"the level to reach is a share from 0 to 1 (0.4 is 40%), not {settings.level:g}")
+    if not settings.drop > 0:
         raise InputError(f"the drop of a collapse must be above 0, not {settings.drop:g}")
     if settings.resamples < 100:
         raise InputError(f"at least 100 resamples, not {settings.resamples}")
+    if settings.seed < 0:
+        raise InputError(f"the bootstrap's seed must be at least 0, not {settings.seed}")
 
 
 class _Work:
@@ -213,7 +217,9 @@ class _Work:
             mine, other = self._tables(base, paired, lambda rs: self._finals(rs, self.mode))
             exact = final[base][self.mode]
             boot = bootstrap_difference(mine, other, paired, exact=exact, resamples=self.settings.resamples, seed=self.settings.seed)
-            parts = pooled if pooled is not None else exact.components
+            # Where nothing varied, other arms' variances say nothing of this one's.
+            parts = exact.components if pooled is None or exact.unknown == "no spread" else pooled
+            power, m = self.settings.power, len(others)
             out.append(
                 Difference(
                     arm=base,
@@ -225,8 +231,8 @@ class _Work:
                     bootstrap=boot.mean,
                     improvement=probability_of_improvement(mine.mean(axis=1), other.mean(axis=1)),
                     area=crossed_difference(*self._tables(base, paired, self._areas), paired),
-                    seeds_needed=seeds_needed(parts, n_items, self.settings.difference, paired, self.settings.power),
-                    smallest=smallest_difference(parts, exact.n_seeds, n_items, paired, self.settings.power),
+                    seeds_needed=seeds_needed(parts, n_items, self.settings.difference, paired, power, m),
+                    smallest=smallest_difference(parts, exact.n_seeds, n_items, paired, power, m),
                 )
             )
         return out

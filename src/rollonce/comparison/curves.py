@@ -30,13 +30,14 @@ class CurvePoint(NamedTuple):
 class Reached(NamedTuple):
     """What an arm needed to reach a level.
 
-    Runs that did not reach it are censored where they ended: it would have taken them longer, nobody knows how much.
+    Runs that did not reach it are censored where they ended: it would have taken them longer, nobody knows how much. One that ended badly
+    is not censored but never reaches it: to take it out of those at risk would flatter its arm.
 
     Attributes:
         n_reached, n_runs: How many did.
         median: Kaplan-Meier median over seeds; infinite if too few reached it.
         mean_within: Mean of ``min(needed, horizon)`` over seeds: known for every run, and comparable between arms.
-        ratio: ``mean_within`` over the reference's, with an interval (Welch on logs); NaN for the reference.
+        ratio: ``mean_within`` over the reference's, with an interval (see `ratio_of_means`); NaN for the reference.
     """
 
     n_reached: int
@@ -111,6 +112,8 @@ def first_reach(x_E: FloatArray, levels_E: FloatArray, level: float) -> tuple[fl
 def kaplan_meier_median(times: Sequence[float], reached: Sequence[bool]) -> float:
     """The time by which half have reached it, with those that had not when they ended censored; infinite if it is never half.
 
+    A run that never reaches it (it ended badly) has an infinite time, and stays at risk.
+
     >>> kaplan_meier_median([3.0, 5.0, 9.0], [True, True, False])
     5.0
     """
@@ -130,19 +133,19 @@ def reach(arms: dict[str, list[Run]], kind: tuple[str, str], level: float, why: 
     horizons: list[float] = []
     for quantity in ("rollouts", "seconds"):
         found: dict[str, list[tuple[float, bool]]] = {}
+        ends, last = [], 0.0
         for name, runs in arms.items():
             for run in runs:
                 series = run.series[kind]
                 total = run.metrics.rollouts_T if quantity == "rollouts" else run.metrics.seconds_T(clock)
-                x, y = run.total_at(total, series.at_E), series.levels_EI.mean(axis=1)
-                found.setdefault(name, []).append(first_reach(x, y, level))
-        # A run that went wrong would not have reached it with more time either, so its end says nothing about the horizon.
-        ends = [t for name, some in found.items() for (t, r), run in zip(some, arms[name], strict=True) if not r and not run.ended_badly]
-        horizon = min(ends) if ends else max(t for some in found.values() for t, _ in some)
-        within = {
-            name: np.array([min(t, horizon) if r or not run.ended_badly else horizon for (t, r), run in zip(some, arms[name], strict=True)])
-            for name, some in found.items()
-        }
+                at, reached = first_reach(run.total_at(total, series.at_E), series.levels_EI.mean(axis=1), level)
+                last = max(last, at)
+                # A run that went wrong would not have reached it with more time either: its end is no horizon, and it is never there.
+                if not reached and not run.ended_badly:
+                    ends.append(at)
+                found.setdefault(name, []).append((at if reached or not run.ended_badly else math.inf, reached))
+        horizon = min(ends) if ends else last
+        within = {name: np.array([min(t, horizon) for t, _ in some]) for name, some in found.items()}
         tables.append({name: _reached(some, within[name], within[reference], name == reference) for name, some in found.items()})
         horizons.append(horizon)
     return Reach(level, why, horizons[0], horizons[1], tables[0], tables[1])
@@ -156,18 +159,21 @@ def _reached(found: list[tuple[float, bool]], within: FloatArray, reference: Flo
 
 
 def ratio_of_means(first_S: FloatArray, second_S: FloatArray) -> Estimate:
-    """Geometric mean of one arm's values over another's, with Welch's t interval on the logs; NaN where a value is not above 0."""
-    a, b = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
-    if not (len(a) and len(b) and (a > 0).all() and (b > 0).all()):
+    """One arm's mean over another's, with a t interval by the delta method on the log scale; NaN where a mean is not above 0.
+
+    ``Var(log(a / b)) = Var(a) / a^2 + Var(b) / b^2`` with the variances of the two means, and Welch's degrees of freedom. NaN bounds with
+    fewer than two values, and where no value differs: nothing is known of their spread then.
+    """
+    arms = [np.asarray(v, dtype=np.float64) for v in (first_S, second_S)]
+    if not all(len(v) and v.mean() > 0 for v in arms):
         return Estimate(math.nan, math.nan, math.nan)
-    a, b = np.log(a), np.log(b)
-    value = float(a.mean() - b.mean())
-    if min(len(a), len(b)) < 2:
-        return Estimate(math.exp(value), math.nan, math.nan)
-    parts = [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in (a, b)]
+    value = float(arms[0].mean() / arms[1].mean())
+    if min(map(len, arms)) < 2:
+        return Estimate(value, math.nan, math.nan)
+    parts = [(float(v.var(ddof=1)) / len(v) / float(v.mean()) ** 2, len(v) - 1) for v in arms]
     variance = sum(v for v, _ in parts)
     if variance < 1e-24:  # alike but for rounding
-        return Estimate(math.exp(value), math.exp(value), math.exp(value))
+        return Estimate(value, math.nan, math.nan)
     df = variance**2 / sum(v**2 / n for v, n in parts)
-    half = float(stats.t.ppf(0.975, df)) * math.sqrt(variance)
-    return Estimate(math.exp(value), math.exp(value - half), math.exp(value + half))
+    factor = math.exp(float(stats.t.ppf(0.975, df)) * math.sqrt(variance))
+    return Estimate(value, value / factor, value * factor)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
@@ -46,9 +46,9 @@ class Crossed(NamedTuple):
     """A mean over seeds and items.
 
     Attributes:
-        estimate: The value with its 95% interval; NaN bounds with fewer than two seeds.
+        estimate: The value with its 95% interval; NaN bounds where nothing is known of the spread (see `unknown`).
         se, df: Standard error and degrees of freedom.
-        p: Two-sided p of "it is 0".
+        p: Two-sided p of "it is 0"; NaN without an interval.
         components: Where the uncertainty comes from.
         n_seeds, n_items: S (the smaller one of two arms) and I.
     """
@@ -60,6 +60,13 @@ class Crossed(NamedTuple):
     components: Components
     n_seeds: int
     n_items: int
+
+    @property
+    def unknown(self) -> Literal["", "one seed", "one item", "no spread"]:
+        """Why there is no interval; "" where there is one."""
+        if math.isfinite(self.estimate.low):
+            return ""
+        return "one seed" if self.n_seeds < 2 else "one item" if self.n_items < 2 else "no spread"
 
 
 class _Squares(NamedTuple):
@@ -136,8 +143,8 @@ def _interval(
 ) -> Crossed:
     variance = sum(v for v, _ in plus) - sum(v for v, _ in minus)
     variance = max(variance, *(sum(v for v, _ in f) for f in floors))
-    if variance <= 1e-24:  # every cell alike but for rounding: there is nothing to learn a variance from
-        return Crossed(Estimate(value, value, value), 0.0, least_df, 1.0 if abs(value) < 1e-9 else 0.0, parts, n_seeds, n_items)
+    if variance <= 1e-24:  # every cell alike but for rounding: there is nothing to learn a variance from, which is no proof of anything
+        return _unknown(value, n_seeds, n_items)
     df = max(_satterthwaite(variance, [*plus, *minus]), least_df)
     se = math.sqrt(variance)
     half = float(stats.t.ppf(0.975, df)) * se
@@ -167,16 +174,17 @@ def mean_over_seeds(values_S: Sequence[float] | FloatArray) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p values (1979): each is compared with 0.05 as if it were the only one. NaN stays NaN and is not counted.
+    """Holm's step-down adjusted p values (1979): each is compared with 0.05 as if it were the only one.
+
+    NaN stays NaN but counts as a comparison: whether there is a p may hang on the data (a family where nothing varies).
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     out = [math.nan] * len(p_values)
-    known = sorted((p, i) for i, p in enumerate(p_values) if math.isfinite(p))
     highest = 0.0
-    for rank, (p, i) in enumerate(known):
-        highest = max(highest, min(1.0, p * (len(known) - rank)))
+    for rank, (p, i) in enumerate(sorted((p, i) for i, p in enumerate(p_values) if math.isfinite(p))):
+        highest = max(highest, min(1.0, p * (len(p_values) - rank)))
         out[i] = highest
     return out
 
@@ -278,10 +286,12 @@ def predicted_se(parts: Components, n_seeds: int, n_items: int) -> float:
     return math.sqrt(parts.seed / n_seeds + parts.item / n_items + parts.rest / (n_seeds * n_items))
 
 
-def smallest_difference(parts: Components, n_seeds: int, n_items: int, paired: bool, power: float = 0.8) -> float:
-    """The true difference that would be told apart from 0 (95%) with this chance: ``(t_.975 + t_power) se``.
+def smallest_difference(parts: Components, n_seeds: int, n_items: int, paired: bool, power: float = 0.8, arms: int = 1) -> float:
+    """The true difference that would be told apart from 0 with this chance: ``(t_(1 - .025 / arms) + t_power) se``.
 
-    df are Satterthwaite's with the expected mean squares in place of the observed ones (paired: S - 1 seeds, else 2 (S - 1)).
+    ``arms`` are held against the reference at once: .05 is divided by their number (Bonferroni), which is what Holm asks of the smallest p,
+    and more than it asks of the others. df are Satterthwaite's with the expected mean squares in place of the observed ones (paired: S - 1
+    seeds, else 2 (S - 1)).
     """
     if n_seeds < 2 or not all(map(math.isfinite, parts)):
         return math.nan
@@ -291,22 +301,24 @@ def smallest_difference(parts: Components, n_seeds: int, n_items: int, paired: b
     df_seed = (n_seeds - 1) * (1 if paired else 2)
     below = by_seed**2 / df_seed + by_item**2 / (n_items - 1)
     df = max(se**4 / below, df_seed) if below > 0 else float(df_seed)
-    return float(stats.t.ppf(0.975, df) + stats.t.ppf(power, df)) * se
+    return float(stats.t.ppf(1 - 0.025 / arms, df) + stats.t.ppf(power, df)) * se
 
 
-def seeds_needed(parts: Components, n_items: int, difference: float, paired: bool, power: float = 0.8, most: int = 10_000) -> int | None:
-    """The fewest seeds an arm at which this true difference is told apart from 0 with this chance.
+def seeds_needed(
+    parts: Components, n_items: int, difference: float, paired: bool, power: float = 0.8, arms: int = 1, most: int = 10_000
+) -> int | None:
+    """The fewest seeds an arm at which this true difference is told apart from 0 with this chance, among so many arms.
 
     None if no number of seeds will do, because these items alone leave too much open.
     """
     if not all(map(math.isfinite, parts)) or difference <= 0:
         return None
-    if smallest_difference(parts, most, n_items, paired, power) > difference:
+    if smallest_difference(parts, most, n_items, paired, power, arms) > difference:
         return None
     low, high = 1, most
     while high - low > 1:
         middle = (low + high) // 2
-        if smallest_difference(parts, middle, n_items, paired, power) <= difference:
+        if smallest_difference(parts, middle, n_items, paired, power, arms) <= difference:
             high = middle
         else:
             low = middle

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollonce.comparison.intervals import Crossed, crossed_difference, crossed_mean, share
+from rollonce.comparison.intervals import Crossed, crossed_difference, crossed_mean, holm, share
 from rollonce.comparison.runs import Run, Runs
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
@@ -48,6 +48,7 @@ class RateCurve(NamedTuple):
         over_rates: Mean final level over the rates that all arms of the grid share, with equal weights (on a log grid: the area under the
             curve); None if they share fewer than two.
         against_reference: Difference of that mean to the reference arm's; None for the reference.
+        p_holm: Holm's adjusted p of that difference over all arms with such a curve; NaN without one.
     """
 
     base: str
@@ -56,6 +57,7 @@ class RateCurve(NamedTuple):
     how: str
     over_rates: Crossed | None
     against_reference: Crossed | None
+    p_holm: float = math.nan
 
 
 def collapsed(run: Run, kind: tuple[str, str], drop: float) -> bool:
@@ -77,15 +79,42 @@ def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
             chosen[base], how[base] = names[0], ""
             continue
         names = sorted(names, key=lambda n: (runs.rate_of(n), n))
-        levels = {n: _mean_final(runs.arms[n], (mode, "holdout")) for n in names}
+        comparable, note = _comparable({n: runs.arms[n] for n in names})
+        levels = {n: _mean_final(some, (mode, "holdout")) for n, some in comparable.items()}
         if all(math.isfinite(v) for v in levels.values()):
-            chosen[base] = max(names, key=lambda n: levels[n])
-            what = "highest mean on the hold-out"
+            chosen[base] = max(levels, key=lambda n: levels[n])
+            what = f"highest mean on the hold-out{note}"
             how[base] = what if runs.final_split == "test" else f"{what}, which is also what is shown: it flatters"
         else:
             chosen[base] = names[(len(names) - 1) // 2]
             how[base] = "the middle of the grid: there is no hold-out evaluation to choose by"
     return chosen, how
+
+
+def _comparable(rates: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], str]:
+    """The runs by which rates may be compared, and what must be said of them.
+
+    While a grid is still running one rate may have had the lucky seeds alone: only seeds that all rates have count. Where there are none,
+    the rates with the most seeds are compared, again by those they share if they share any.
+    """
+    every = {n: {r.seed for r in some} for n, some in rates.items()}
+    shared = set.intersection(*every.values())
+    if shared:
+        note = "" if all(seeds == shared for seeds in every.values()) else f" over the {_seeds(len(shared))} that all rates have"
+    else:
+        most = max(map(len, every.values()))
+        every = {n: seeds for n, seeds in every.items() if len(seeds) == most}
+        shared = set.intersection(*every.values())
+        note = f" among the {len(every)} rates with the most seeds ({most} each): no seed was run at all rates"
+        if len(every) == 1:
+            note = f", being the only rate with {_seeds(most)}: no seed was run at all rates"
+        elif not shared:
+            note += ", nor at all of these"
+    return {n: [r for r in rates[n] if r.seed in (shared or seeds)] for n, seeds in every.items()}, note
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed{'s' if n > 1 else ''}"
 
 
 def _mean_final(runs: list[Run], kind: tuple[str, str]) -> float:
@@ -109,7 +138,7 @@ def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[Rate
     grids = {base: names for base, names in grids.items() if len(names) > 1}
     shared = set.intersection(*({runs.rate_of(n) for n in names} for names in grids.values())) if grids else set()
     means = {base: _over_rates(runs, [n for n in names if runs.rate_of(n) in shared], kind) for base, names in grids.items()}
-    out = []
+    out: list[RateCurve] = []
     for base, names in grids.items():
         mine, other = means[base], means.get(reference)
         over = crossed_mean(mine) if mine is not None and len(shared) > 1 else None
@@ -118,6 +147,10 @@ def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[Rate
             # Averaged over rates, each of which may have collapsed or not, seeds of two arms have little in common: not paired.
             against = crossed_difference(mine, other, paired=False)
         out.append(RateCurve(base, [_point(runs, n, kind, drop) for n in names], chosen[base], how[base], over, against))
+    compared = [k for k, c in enumerate(out) if c.against_reference is not None]
+    adjusted = holm([c.against_reference.p for c in out if c.against_reference is not None])
+    for k, p in zip(compared, adjusted, strict=True):
+        out[k] = out[k]._replace(p_holm=p)
     return out
 
 

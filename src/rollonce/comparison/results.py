@@ -113,8 +113,9 @@ class Difference:
         bootstrap: Plain percentile interval of the mean difference (sampled); too short with few seeds.
         improvement: Chance that a run of this arm ends above one of the reference (sampled).
         area: Difference of the areas under the curves.
-        seeds_needed: Seeds an arm for a true difference of `Settings.difference`; None if items alone forbid it.
-        smallest: The true difference that this many seeds tell with the wanted chance.
+        seeds_needed: Seeds an arm for a true difference of `Settings.difference` at .05 over the number of arms; None if items alone forbid
+            it, or where nothing varied.
+        smallest: The true difference that this many seeds tell with the wanted chance, at the same level; NaN where that is not known.
     """
 
     arm: str

@@ -103,12 +103,9 @@ class Runs:
 
     @property
     def curve_split(self) -> str:
-        """What learning curves are of: the split that was evaluated more often on the way."""
+        """What learning curves are of: of the splits that every run has, the one that was evaluated more often on the way."""
         runs = [r for some in self.arms.values() for r in some]
-        counts = {
-            s: min((len(r.series[m, s].at_E) for r in runs if (m, s) in r.series), default=0) for m, s in self.items if m == self.modes[0]
-        }
-        return max(sorted(counts, reverse=True), key=lambda s: counts[s])
+        return _curve_split(runs, self.modes[0], len(runs))
 
     def base_of(self, arm: str) -> str:
         """The arm's name without its learning rate."""
@@ -147,8 +144,8 @@ def load_runs(directory: str | Path) -> Runs:
         reasons = "; ".join(f"{x.arm} seed {x.seed}: {x.reason}" for x in left_out[:4])
         raise InputError(f"no run in it can be used yet ({reasons or 'compare.json names none'})", file=root)
     arms: dict[str, list[Run]] = {}
-    for raw in usable:
-        arms.setdefault(raw.arm, []).append(_finish(raw, items, modes))
+    for run in _same_curves([_finish(raw, items, modes) for raw in usable], modes[0], left_out):
+        arms.setdefault(run.arm, []).append(run)
     ordered = {name: sorted(arms[name], key=lambda r: r.seed) for name in config["arms"] if name in arms}
     return Runs(str(directory), config, ordered, items, modes, left_out)
 
@@ -227,6 +224,43 @@ def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], need
         if not at or (max(at) < last and not stands_in):
             return f"its last evaluation (step {last}) lacks the {split} items ({mode})"
     return ""
+
+
+def _curve_split(runs: Sequence[Run], mode: str, least: int) -> str:
+    """The split evaluated most often on the way, of those that at least so many runs have; the test items in case of doubt."""
+    counts = {}
+    for split in ("test", "holdout"):
+        have = [len(r.series[mode, split].at_E) for r in runs if (mode, split) in r.series]
+        if len(have) >= least:
+            counts[split] = min(have)
+    return max(counts, key=lambda s: counts[s])
+
+
+def _same_curves(runs: list[Run], mode: str, left_out: list[LeftOut]) -> list[Run]:
+    """The runs whose learning curves can be held against each other: of the split that most have, with a step that most share."""
+    if not runs:
+        return runs
+    split = _curve_split(runs, mode, len(runs) // 2 + 1)
+    words = {"test": "test", "holdout": "hold-out"}[split]
+    usable = []
+    for run in runs:
+        if (mode, split) in run.series:
+            usable.append(run)
+        else:
+            left_out.append(
+                LeftOut(run.arm, str(run.seed), f"has no evaluation of the {words} items, which most runs' learning curves are of")
+            )
+    whole = [r for r in usable if not r.ended_badly] or usable
+    steps = {id(r): set(r.series[mode, split].at_E.tolist()) for r in whole}
+    if set.intersection(*steps.values()):
+        return usable
+    step, n = Counter(step for some in steps.values() for step in sorted(some)).most_common(1)[0]
+    odd = {key for key, some in steps.items() if step not in some}
+    reason = (
+        f"was not evaluated on the {words} items at step {step}, as {n} others were; without a common step there are no curves to compare"
+    )
+    left_out += [LeftOut(r.arm, str(r.seed), reason) for r in usable if id(r) in odd]
+    return [r for r in usable if id(r) not in odd]
 
 
 def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[str, ...]) -> Run:

@@ -73,7 +73,7 @@ def rate(value: float) -> str:
 def outcome(difference: Difference, mode: str = "sampled") -> str:
     """``better``, ``worse``, ``even`` (no difference could be shown) or ``unknown`` (no interval), by Holm's p and the interval."""
     crossed = difference.final[mode]
-    if not math.isfinite(crossed.estimate.low):
+    if crossed.unknown:
         return "unknown"
     if difference.p_holm[mode] < ALPHA:
         return "better" if crossed.estimate.value > 0 else "worse"
@@ -91,34 +91,39 @@ def comparison_verdict(found: Analysis) -> ComparisonVerdict:
     groups = {kind: [d for d in others if outcome(d, mode) == kind] for kind in ("better", "worse", "even", "unknown")}
     reference, n_seeds = found.reference, sorted({d.final[mode].n_seeds for d in others})
     runs = f"{n_seeds[0]} seeds" if len(n_seeds) == 1 else f"{n_seeds[0]} to {n_seeds[-1]} seeds"
-    if len(groups["unknown"]) == len(others):
+    reasons = {d.final[mode].unknown for d in others}
+    if reasons == {"one seed"}:
         return ComparisonVerdict("One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(found))
+    if reasons == {"one item"}:
+        return ComparisonVerdict("One item cannot tell arms apart: what another item would have given is not known.", _more(found))
+    if len(groups["unknown"]) == len(others):
+        return ComparisonVerdict(f"Nothing can be said of differences to {reference}.", _more(found, unknown=others))
     parts = []
     for kind, word in (("better", "above"), ("worse", "below")):
         if groups[kind]:
             parts.append(f"{_list([_named(d, mode) for d in groups[kind]])} ended {word} {reference}")
     if not parts:
         names = _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"any of {len(groups['even'])} arms"
-        return ComparisonVerdict(
-            f"No difference to {reference} could be shown for {names}, with {runs} each.", _more(found, groups["even"])
-        )
+        headline = f"No difference to {reference} could be shown for {names}, with {runs} each."
+        return ComparisonVerdict(headline, _more(found, groups["even"], groups["unknown"]))
     headline = "; ".join(parts) + "."
     if groups["even"]:
         rest = _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"the other {len(groups['even'])} arms"
         headline += f" No difference could be shown for {rest}."
-    return ComparisonVerdict(headline, _more(found, groups["even"]))
+    return ComparisonVerdict(headline, _more(found, groups["even"], groups["unknown"]))
 
 
 def _named(difference: Difference, mode: str) -> str:
     return f"{difference.arm} ({points(difference.final[mode].estimate.value)} points)"
 
 
-def _more(found: Analysis, even: Sequence[Difference] = ()) -> list[str]:
-    out = seeds_sentences(found, even)
-    if len(found.differences) > 1:
+def _more(found: Analysis, even: Sequence[Difference] = (), unknown: Sequence[Difference] = ()) -> list[str]:
+    out = seeds_sentences(found, even) + _unknown_sentences(found, unknown)
+    if (n := len(found.differences)) > 1:
         out.append(
-            f"{len(found.differences)} arms are held against {found.reference}: what is called a difference has p < .05 after Holm's "
-            "correction; intervals are 95% each. The others are not compared with each other: --reference NAME does that."
+            f"{n} arms are held against {found.reference}: what is called a difference has p < .05 after Holm's correction, and what would "
+            f"have shown or how many seeds it takes is at .05 / {n}; intervals are 95% each. The others are not compared with each other: "
+            "--reference NAME does that."
         )
     slower = [a for a in found.arms if a.times.shares["critic"] > 0.005]
     for arm in slower:
@@ -157,6 +162,20 @@ def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
     return [f"{'; '.join(names)}: {what}." for what, names in grouped.items()]
 
 
+def _unknown_sentences(found: Analysis, unknown: Sequence[Difference]) -> list[str]:
+    """Arms without a verdict, and why; a table in which nothing varies shows neither a difference nor that there is none."""
+    why = {
+        "one seed": "one seed, so there is no interval and no verdict",
+        "one item": "one item, so there is no interval and no verdict",
+        "no spread": "the same with every seed and item, so nothing is known of what others would have given, and there is no verdict",
+    }
+    grouped: dict[str, list[str]] = {}
+    for d in unknown:
+        crossed = d.final[found.modes[0]]
+        grouped.setdefault(why[crossed.unknown], []).append(f"{d.arm} {points(crossed.estimate.value)} points")
+    return [f"{'; '.join(names)}: {what}." for what, names in grouped.items()]
+
+
 def shadow_sentence(found: Analysis) -> str:
     """Which shadow baselines predict better than LOO in this training, in a sentence; "" without any."""
     known = {k: v for k, v in found.shadow.items() if math.isfinite(v.value)}
@@ -176,6 +195,7 @@ def shadow_sentence(found: Analysis) -> str:
 def rates_sentence(found: Analysis) -> list[str]:
     """Learning-rate robustness, a sentence an arm."""
     out = []
+    n_compared = sum(c.against_reference is not None for c in found.rates)
     for curve in found.rates:
         n, total = sum(p.n_collapsed for p in curve.points), sum(p.n_runs for p in curve.points)
         chosen = next(p for p in curve.points if p.arm == curve.chosen)
@@ -183,10 +203,12 @@ def rates_sentence(found: Analysis) -> list[str]:
         what = f"{curve.base}: {len(curve.points)} rates from {span}, {n} of {total} runs collapsed; "
         what += f"shown at {rate(chosen.rate)} ({curve.how})"
         against = curve.against_reference
-        if against is not None and math.isfinite(against.estimate.low):
-            low, high = against.estimate.low, against.estimate.high
-            word = "above" if low > 0 else "below" if high < 0 else "no difference shown to"
+        if against is not None and not against.unknown:
+            told = curve.p_holm < ALPHA
+            word = ("above" if against.estimate.value > 0 else "below") if told else "no difference shown to"
             what += f"; over all shared rates {points_with_interval(against.estimate)}, {word} {found.reference}"
+            if n_compared > 1:
+                what += f" (Holm's correction over {n_compared} arms)"
         out.append(what + ".")
     return out
 
