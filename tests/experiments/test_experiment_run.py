@@ -159,7 +159,7 @@ def test_the_preapproved_fallback_is_adopted_and_scored_on_the_same_calibration(
         ({"arms.1.advantage": "loo_mean"}, "'loo_mean' is no pre-approved fallback that is left; length_buckets_loo were approved"),
         ({"decision_rule.criteria.0.margin": -0.5}, "changes more than the treatment's advantage"),
         ({"rollonce.fallbacks": ["length_buckets_loo", "loo_mean"]}, "changes more than the treatment's advantage"),
-        ({"rollonce.revision": {"of": "0" * 64, "reason": "because I like it"}}, "not the specification that the run"),
+        ({"rollonce.revision": {"of": "0" * 64, "reason": "because I like it"}}, "but the specification in force"),
     ],
 )
 def test_a_revision_may_change_nothing_else(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

@@ -98,7 +98,13 @@ class Run:
             return
         before = json.loads((self.directory / force.data.get("file", SPEC_COPY)).read_text(encoding="utf-8"))
         revision = self.loaded.spec.rollonce.revision
-        if revision is None or revision.of != force.spec:
+        if revision is not None and revision.of != force.spec:
+            raise InputError(
+                f"rollonce.revision.of is {revision.of!r}, but the specification in force in {self.directory} has sha256 {force.spec} (as "
+                "--check prints it, of the content and not of the file's bytes)",
+                file=self.loaded.path,
+            )
+        if revision is None:
             changed = "; ".join(_differences(before, self.loaded.raw)) or "nothing but its hash"
             raise InputError(
                 f"this is not the specification that the run in {self.directory} started with ({changed}). It cannot be changed any more: "
