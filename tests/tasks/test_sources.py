@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rollonce.errors import InputError
@@ -53,10 +55,37 @@ def test_split_of_is_by_content_and_in_proportion():
         assert abs(shares.count(name) / 20000 - share) < 5 * 0.0035
 
 
-def test_counts_add_up_by_largest_remainder():
+def test_counts_add_up_and_never_fall():
     assert _counts([1, 1, 1], 10) == [4, 3, 3]
-    assert _counts([3, 1], 10) == [8, 2]  # 7.5 and 2.5: the tie goes to the first
+    assert _counts([3, 1], 10) == [8, 2]  # 3 / 15 and 1 / 5 are alike: the tie goes to the first
     assert _counts([2, 1, 1], 0) == [0, 0, 0]
+    # Largest remainders gave 4, 4, 2 and then 5, 5, 1. Webster: 3, 3, 1, 1, 1, .6, .6, .43, .43 make nine, and the next three are 1/3 each,
+    # in the order of the components.
+    assert _counts([3, 3, 1], 10) == [5, 4, 1]
+    assert _counts([3, 3, 1], 11) == [5, 5, 1]
+    assert _counts([3, 3, 1], 12) == [5, 5, 2]
+    for weights in ([3, 3, 1], [1, 5, 24], [0.3, 0.25, 0.2, 7.0]):
+        every = [_counts(weights, n) for n in range(200)]
+        assert [sum(c) for c in every] == list(range(200))
+        assert all(x <= y for c, d in itertools.pairwise(every) for x, y in zip(c, d, strict=True))
+        assert all(abs(x / 199 - w / sum(weights)) < 1 / 199 for x, w in zip(every[-1], weights, strict=True))
+
+
+def by_largest_remainders(weights, n):
+    """How components were counted before."""
+    exact = np.asarray(weights, dtype=float) / sum(weights) * n
+    counts = np.floor(exact).astype(int)
+    for i in np.argsort(-(exact - counts), kind="stable")[: n - counts.sum()]:
+        counts[i] += 1
+    return counts.tolist()
+
+
+def test_equal_weights_give_the_counts_they_always_gave():
+    for k in (1, 2, 3, 7, 15):
+        for n in range(100):
+            want = [n // k + (i < n % k) for i in range(k)]
+            assert _counts([1.0] * k, n) == by_largest_remainders([1.0] * k, n) == want
+    assert _counts([1.0] * 15, 6000) == [400] * 15
 
 
 def test_as_tasks_shows_no_reference_and_fills_missing_columns():
@@ -103,6 +132,17 @@ class TestReasoningGym:
     def test_same_seed_same_tasks(self):
         a, b = (reasoning_gym_tasks([ReasoningGymSource("gcd")], train=30, seed=4).train for _ in range(2))
         assert [(t.id, t.prompt, t.reference) for t in a] == [(t.id, t.prompt, t.reference) for t in b]
+
+    def test_the_embedded_tasks_are_those_they_always_were(self, monkeypatch):
+        now = load_tasks("embedded", train=0, calibration=64, test=20).calibration
+        monkeypatch.setattr("rollonce.tasks.reasoning_gym._counts", by_largest_remainders)
+        before = load_tasks("embedded", train=0, calibration=64, test=20).calibration
+        assert [(t.id, t.prompt) for t in now] == [(t.id, t.prompt) for t in before]
+
+    def test_a_weighted_mixture_that_grows_keeps_its_tasks(self):
+        sources = parse_mixture("chain_sum*3 + gcd*3 + count_bits")
+        few, more = ({t.id for t in reasoning_gym_tasks(sources, calibration=n).calibration} for n in (10, 11))
+        assert few < more
 
     def test_own_scorer_is_used_and_part_marks_are_not(self):
         source = ReasoningGymSource("prime_factorization", {"min_value": 12, "max_value": 12})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,13 +124,19 @@ def _task(source: ReasoningGymSource, config_json: str, entry: dict[str, Any], p
 
 
 def _counts(weights: Sequence[float], n: int) -> list[int]:
-    """``n`` shared out by weight, largest remainders first, so that the counts add up to n."""
-    shares = np.asarray(weights, dtype=np.float64)
-    exact = shares / shares.sum() * n
-    counts = np.floor(exact).astype(int)
-    for i in np.argsort(-(exact - counts), kind="stable")[: n - counts.sum()]:
+    """``n`` shared out by weight: each to the largest ``weight / (2 count + 1)``, the first in a tie (Webster, Sainte-Lague).
+
+    No component of a larger set has fewer tasks than it has in a smaller one, as by largest remainders it may: a set that grows keeps its
+    tasks.
+    """
+    counts = [0] * len(weights)
+    waiting = [(-weight, i) for i, weight in enumerate(weights)]
+    heapq.heapify(waiting)
+    for _ in range(n):
+        _, i = waiting[0]
         counts[i] += 1
-    return counts.tolist()
+        heapq.heapreplace(waiting, (-weights[i] / (2 * counts[i] + 1), i))
+    return counts
 
 
 def reasoning_gym_tasks(
