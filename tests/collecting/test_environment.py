@@ -6,13 +6,17 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_server import FakeServer, answer
 
 from rollonce.collecting import Settings, collect
-from rollonce.collecting.settings import seed_of
+from rollonce.collecting.environment import EnvironmentAsker
+from rollonce.collecting.settings import Sampled, seed_of
 from rollonce.errors import InputError, MissingExtraError
+from rollonce.readers.base import Options
+from rollonce.readers.verifiers import Verifiers
 
 ENVIRONMENT = """
 import verifiers.v1 as vf
@@ -42,6 +46,30 @@ def test_without_verifiers_the_sentence_says_what_to_install(tmp_path, monkeypat
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError, match="needs the package verifiers"):
         collect(Settings("m", "verifiers:x", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+
+
+def episode_of(finish: str, reward: float | None) -> SimpleNamespace:
+    """What verifiers hands back for one call, in the fields that are read; ``reward`` None: it was not scored."""
+    message = SimpleNamespace(content="So the answer is 4")
+    trace = SimpleNamespace(
+        calls=[SimpleNamespace(finish_reason="tool_calls"), SimpleNamespace(finish_reason=finish)],
+        nodes=[SimpleNamespace(sampled=True, message=message)],
+        num_input_tokens=7,
+        num_output_tokens=16,
+    )
+    rewards = {} if reward is None else {"right": {"score": reward, "weight": 2.0}}
+    plain = {"task": {"data": {"prompt": "2 + 2 ="}, "key": "a"}, "traces": [{"rewards": rewards, "nodes": [], "id": "x"}]}
+    return SimpleNamespace(traces=[trace], model_dump=lambda mode: plain)
+
+
+@pytest.mark.parametrize("reward", [1.0, None])
+def test_a_rollout_that_meets_the_limit_earns_nothing(reward):
+    # Without verifiers: the asker's reading of an episode needs none of it.
+    asker = EnvironmentAsker.__new__(EnvironmentAsker)
+    asker.note, asker._reader, asker._options = {}, Verifiers(), Options()
+    assert asker._sampled(episode_of("stop", 1.0)) == Sampled("So the answer is 4", 7, 16, False, reward=2.0)
+    cut = asker._sampled(episode_of("length", reward))
+    assert cut == Sampled("So the answer is 4", 7, 16, True, reward=0.0, failure="truncated")
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from rollonce.tasks import Task
 
 # What a client of an endpoint without a key is told to read: never set, so verifiers sends its own placeholder and not a key of the user's.
 _NO_KEY = "ROLLONCE_NO_KEY"
+_SEED_SENT = "sent with each request; whether the server heeds it was not checked"
 
 
 def _never(response: str, reference: str) -> float:
@@ -51,10 +52,8 @@ class Environment:
         name = s.tasks_from.partition(":")[2].strip()
         if not name:
             raise InputError("say which environment: --tasks-from verifiers:TASKSET")
-        if s.split != "calibration" or s.system is not None or s.template != "{prompt}" or s.api != "chat" or s.columns:
-            raise InputError(
-                "a verifiers environment has its own splits, prompts and columns: leave out --split, --system, --template, --api"
-            )
+        if s.split != "calibration" or s.system is not None or s.template != "{prompt}" or s.api != "chat":
+            raise InputError("a verifiers environment has its own splits and prompts: leave out --split, --system, --template, --api")
         try:
             environment_class(name)
             bundled = default_harness_id(name)
@@ -152,19 +151,17 @@ class EnvironmentAsker:
 
     def _sampled(self, episode: Any) -> Sampled:
         trace = episode.traces[0]
+        text, finish = _text(trace), trace.calls[-1].finish_reason if trace.calls else None
+        tokens = trace.num_input_tokens, trace.num_output_tokens
+        if finish == "length":  # whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0
+            self.note.setdefault("seed", _SEED_SENT)
+            return Sampled(text, *tokens, True, reward=0.0, failure="truncated")
         try:
             found = next(iter(self._reader.rows(episode.model_dump(mode="json"), self._options)))
         except InputError as error:
             return Sampled("", None, None, False, reward=0.0, failure=f"NotScored: {error.message}")
-        self.note.setdefault("seed", "sent with each request; whether the server heeds it was not checked")
-        finish = trace.calls[-1].finish_reason if trace.calls else None
-        return Sampled(
-            _text(trace),
-            trace.num_input_tokens,
-            trace.num_output_tokens,
-            finish == "length",
-            reward=float(found.reward),
-        )
+        self.note.setdefault("seed", _SEED_SENT)
+        return Sampled(text, *tokens, False, reward=float(found.reward))
 
 
 def _text(trace: Any) -> str:

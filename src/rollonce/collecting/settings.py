@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +18,8 @@ from rollonce.tasks import SPLITS, Task
 
 APIS = ("chat", "completions")
 ALL = "all"
+_GRADED = ("embedded", "reasoning-gym", "gsm8k", "math500", "verifiers")
+"""Sources whose tasks bring their graders and columns with them."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,9 @@ def check(s: Settings) -> Settings:
         raise InputError(f"--template must hold {{prompt}}; {s.template!r} does not")
     if re.search(r"\.(gz|zst|csv|tsv|parquet|json)$", s.out, re.IGNORECASE):
         raise InputError("rollouts are written as plain JSON Lines; give --out a name that ends in .jsonl", file=s.out)
+    check_source(s.tasks_from, s.grader, s.columns)
+    if s.environment and s.time_limit != Settings.time_limit:
+        raise InputError("--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out")
     if s.url is None:
         _check_local(s)
     else:
@@ -145,8 +150,22 @@ def check(s: Settings) -> Settings:
     return s
 
 
+def check_source(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
+    """Refuse a grader or columns for tasks that have their own.
+
+    Raises:
+        InputError: naming the option.
+    """
+    source = tasks_from.partition(":")[0]
+    for option, given in (("--grader", grader != Settings.grader), ("--columns", bool(columns))):
+        if given and source in _GRADED:
+            raise InputError(f"{option} belongs to tasks of jsonl:FILE, and those of {source} have their own; leave it out")
+
+
 def _check_local(s: Settings) -> None:
-    for name, default in (("key_env", None), ("extra", {}), ("price_in", None), ("price_out", None)):
+    usual = {"key_env": None, "extra": {}, "price_in": None, "price_out": None}
+    usual |= {name: getattr(Settings, name) for name in ("api", "concurrency", "retries", "timeout")}
+    for name, default in usual.items():
         if getattr(s, name) != default:
             raise InputError(f"{_option(name)} belongs to a server; give its address with --url, or leave it out")
     if re.match(r"https?://", s.policy):
@@ -157,6 +176,9 @@ def _check_local(s: Settings) -> None:
 
 def _check_url(s: Settings) -> None:
     assert s.url is not None
+    for name in ("device", "batch_rows"):
+        if getattr(s, name) != getattr(Settings, name):
+            raise InputError(f"{_option(name)} belongs to a model on this machine, not to one at --url; leave it out")
     try:
         parts = urlsplit(s.url)
         parts.port  # noqa: B018  a port that is no number raises here
