@@ -16,9 +16,10 @@ from rollonce.experiments.advantages import baseline_of
 from rollonce.experiments.derive import Settings, derive
 from rollonce.experiments.engine import Answer, ExperimentTasks, Fresh, Progress, StepLog, Trained
 from rollonce.experiments.files import append_line, read_lines
+from rollonce.experiments.loading import LoadedSpec, load_spec
 from rollonce.experiments.preflight import OwnPath
 from rollonce.experiments.run import Run
-from rollonce.experiments.spec import ArmSpec, LoadedSpec, Spec, load_spec
+from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.tasks import Task, TaskSet, grader_by_name
 
 SPECS = Path(__file__).parents[2] / "specs"

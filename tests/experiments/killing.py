@@ -17,8 +17,8 @@ import torch  # noqa: F401
 
 from rollonce.experiments import evaluate, gates, stages
 from rollonce.experiments.files import read_lines
+from rollonce.experiments.loading import load_spec
 from rollonce.experiments.records import Chain, locked
-from rollonce.experiments.spec import load_spec
 from rollonce.experiments.stages import run_experiment
 
 gates.N_BATCHES, gates.RESAMPLES, evaluate.ROWS = 50, 0, 6

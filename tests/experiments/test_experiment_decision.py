@@ -11,7 +11,8 @@ from experiment_fakes import SEED_SPEC
 from rollonce.errors import InputError
 from rollonce.experiments.decision import decide, power_statement
 from rollonce.experiments.intervals import betting, empirical_bernstein, hoeffding, mcnemar
-from rollonce.experiments.spec import Criterion, DecisionRule, load_spec, span
+from rollonce.experiments.loading import load_spec
+from rollonce.experiments.spec import Criterion, DecisionRule, span
 
 
 def rule(**changes: object) -> DecisionRule:

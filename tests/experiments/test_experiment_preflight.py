@@ -16,8 +16,9 @@ from rollonce.experiments.advantages import baseline_of
 from rollonce.experiments.datums import Datum, FixedBatch, TinyModel, compare, fixed_batch, plain_datums, reference_signal, signal
 from rollonce.experiments.engine import StepLog
 from rollonce.experiments.gates import check, offline_measured, offline_score, pilot_measured
+from rollonce.experiments.loading import load_spec
 from rollonce.experiments.preflight import OwnPath, run_preflight
-from rollonce.experiments.spec import GateCheck, Tolerance, load_spec
+from rollonce.experiments.spec import GateCheck, Tolerance
 from rollonce.kernels import Softmax
 
 SPEC = load_spec(SEED_SPEC).spec

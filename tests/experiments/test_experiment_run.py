@@ -17,8 +17,9 @@ from rollonce.errors import InputError
 from rollonce.experiments import evaluate, files, gates, stages
 from rollonce.experiments.feasibility import judge, project
 from rollonce.experiments.files import digest, read_lines
+from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.records import Chain
-from rollonce.experiments.spec import ArmSpec, Budget, LoadedSpec
+from rollonce.experiments.spec import ArmSpec, Budget
 from rollonce.experiments.stages import Outcome, run_experiment
 
 STAGES = ["start", "pins", "data_audit", "correctness", "restoration", "calibration", "gate_offline", "pilot", "gate_online", "feasibility"]

@@ -11,8 +11,8 @@ from experiment_fakes import SEED_SPEC, SPECS, small_spec, write_spec
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of, check_advantages, config_of
 from rollonce.experiments.derive import derive
+from rollonce.experiments.loading import load_spec
 from rollonce.experiments.pins import package_pin, reference_pin, resolve
-from rollonce.experiments.spec import load_spec
 
 
 def test_the_requests_file_is_read_whole() -> None:

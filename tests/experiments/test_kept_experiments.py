@@ -14,8 +14,8 @@ import pytest
 from rollonce.experiments.decision import decide
 from rollonce.experiments.derive import derive, role
 from rollonce.experiments.files import digest
+from rollonce.experiments.loading import load_spec
 from rollonce.experiments.records import Chain
-from rollonce.experiments.spec import load_spec
 
 STUDIES = Path(__file__).parents[2] / "studies" / "experiments"
 KEPT = sorted(p.parent for p in STUDIES.glob("*/records.jsonl"))

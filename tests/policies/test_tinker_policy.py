@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy, rows_of, to_samples
+from rollonce.policies.samples import rows_of, to_samples
+from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
 from rollonce.policies.tinker_render import make_renderer
 from rollonce.policies.tinker_service import ServiceError, TinkerService, load_sdk, settle, without_key
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.training.config import ExperimentConfig, load_config, runs_of, validated
+from rollonce.training.config import ExperimentConfig, validated
+from rollonce.training.loading import load_config, runs_of
 
 MINIMAL = {"arms": {"a": {"baseline": "loo"}}}
 

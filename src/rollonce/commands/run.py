@@ -56,8 +56,8 @@ def run(args: Args) -> int:
     """
     from rollonce.experiments.advantages import check_advantages
     from rollonce.experiments.derive import derive
+    from rollonce.experiments.loading import load_spec
     from rollonce.experiments.pins import resolve
-    from rollonce.experiments.spec import load_spec
 
     loaded = load_spec(args.spec)
     try:

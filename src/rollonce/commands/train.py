@@ -51,7 +51,7 @@ def chosen_run(config_path: str, arm: str | None, seed: int | None) -> RunConfig
     Raises:
         InputError: a bad file, no such arm, or several and none named.
     """
-    from rollonce.training.config import load_config, runs_of
+    from rollonce.training.loading import load_config, runs_of
 
     config = load_config(config_path)
     if seed is not None:

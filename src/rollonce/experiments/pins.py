@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import rollonce
 from rollonce.experiments.derive import Settings
 from rollonce.experiments.files import file_digest
-from rollonce.experiments.spec import LoadedSpec
+from rollonce.experiments.loading import LoadedSpec
 
 
 class Pins(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from rollonce.experiments.decision import power_statement
 from rollonce.experiments.derive import Settings
 from rollonce.experiments.gates import GATE_METRICS, limits
+from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.pins import Pins
-from rollonce.experiments.spec import LoadedSpec
 
 
 class Cost(NamedTuple):

@@ -18,8 +18,8 @@ from rollonce.errors import InputError
 from rollonce.experiments.derive import Settings, derive
 from rollonce.experiments.engine import Engine, StageFailed
 from rollonce.experiments.files import write_whole
+from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.records import Chain, Record, Status
-from rollonce.experiments.spec import LoadedSpec
 
 SPEC_COPY = "spec.json"
 

@@ -1,21 +1,13 @@
-"""The specification of a pre-registered experiment, read as it is.
+"""The specification of a pre-registered experiment: its fields. `rollonce.experiments.loading` reads and checks a file.
 
-Fields that we do not know are kept and listed; fields that are wrong are named with their path, what was expected and what was found.
 Our own additions live under the key ``rollonce`` (`Extension`); a file without it gets them derived, see `rollonce.experiments.derive`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from rollonce.errors import InputError
-from rollonce.experiments.files import digest
+from pydantic import BaseModel, ConfigDict, Field
 
 UNRESOLVED = "UNRESOLVED"
 GATE_METRICS = {
@@ -304,142 +296,6 @@ class Spec(_Part):
         return next(a for a in self.arms if a.name == name)
 
 
-@dataclass(frozen=True)
-class LoadedSpec:
-    """A specification and the file it came from.
-
-    Attributes:
-        path: The file.
-        raw: The document as read.
-        spec: The same, typed.
-        sha256: Of the document's canonical JSON: layout does not count, everything else does.
-        unknown: Paths of fields that we do not know; they are kept, and have no effect.
-        unresolved: Paths of fields written ``UNRESOLVED: ...``, with their text.
-    """
-
-    path: Path
-    raw: dict[str, Any]
-    spec: Spec
-    sha256: str
-    unknown: list[str]
-    unresolved: dict[str, str]
-
-
-def load_spec(path: str | Path) -> LoadedSpec:
-    """Read and check a specification.
-
-    Raises:
-        InputError: no such file, no JSON, a repeated key, or fields that are wrong: all of them, each with its path.
-    """
-    path = Path(path).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"is no UTF-8 text: {error.reason}", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
-    try:
-        raw = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constants)
-    except json.JSONDecodeError as error:
-        raise InputError(f"is no JSON: {error.msg}", file=path, line=error.lineno) from None
-    except InputError as error:
-        raise InputError(error.message, file=path) from None
-    if not isinstance(raw, dict):
-        raise InputError(f"a specification is a JSON object, not {type(raw).__name__}", file=path)
-    try:
-        spec = Spec.model_validate(raw)
-    except ValidationError as error:
-        problems = [_sentence(e) for e in error.errors()]
-    else:
-        problems = [f"{where}: {what}" for where, what in _contradictions(spec)]
-        if not problems:
-            return LoadedSpec(path, raw, spec, digest(raw), list(_unknown(spec)), dict(_unresolved(raw)))
-    head = "one field is wrong" if len(problems) == 1 else f"{len(problems)} fields are wrong"
-    raise InputError(head + ":\n  " + "\n  ".join(problems), file=path)
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise InputError(f"the key {key!r} stands twice in one object; which of the two holds cannot be known")
-        out[key] = value
-    return out
-
-
-def _no_constants(name: str) -> Any:
-    raise InputError(f"holds {name}, which is no JSON number")
-
-
-def _sentence(error: Any) -> str:
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error["loc"]).lstrip(".")
-    if error["type"] == "missing":
-        return f"{where}: missing"
-    found = json.dumps(error["input"], ensure_ascii=False, default=str)
-    found = found if len(found) <= 60 else found[:57] + "..."
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{where}: {message.replace('input should be', 'expected')}; found {found}"
-
-
-def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
-    """What is wrong between fields."""
-    names = [a.name for a in spec.arms]
-    for i, arm in enumerate(spec.arms):
-        at = f"arms[{i}]"
-        if names.index(arm.name) != i:
-            yield f"{at}.name", f"{arm.name!r} stands twice; arms need names of their own"
-        if arm.rollouts != spec.batch_size:
-            rollouts = f"group_size {arm.group_size} x groups_per_batch {arm.groups_per_batch} = {arm.rollouts}"
-            yield at, f"{rollouts} rollouts a step, but batch_size is {spec.batch_size}"
-        if arm.steps != spec.steps:
-            yield f"{at}.steps", f"expected the specification's steps, {spec.steps}; found {arm.steps}"
-        if arm.lr != spec.optimizer.lr:
-            yield f"{at}.lr", f"expected optimizer.lr, {spec.optimizer.lr:g}; found {arm.lr:g}"
-        if arm.advantage == "group_mean" and arm.group_size < 2:
-            yield f"{at}.group_size", "expected at least 2 with advantage group_mean: a group of one has advantage 0 always; found 1"
-    for i, check in enumerate(spec.activation_gate.checks):
-        at = f"activation_gate.checks[{i}]"
-        if check.metric not in GATE_METRICS:
-            yield f"{at}.metric", f"expected one of {', '.join(GATE_METRICS)}; found {check.metric!r}"
-        if check.min is None and check.max is None:
-            yield at, "expected min, max or both; found neither, so it can never fail"
-        elif check.min is not None and check.max is not None and check.min > check.max:
-            yield at, f"expected min <= max; found {check.min:g} > {check.max:g}, which nothing passes"
-    rule = spec.decision_rule
-    if sorted(set(rule.seeds)) != sorted({a.seed for a in spec.arms}) or len(set(rule.seeds)) > 1:
-        yield "decision_rule.seeds", f"expected the one seed that all arms share; found {rule.seeds}, arms {[a.seed for a in spec.arms]}"
-    known = {*names, "baseline", "treatment"}
-    if len({c.id for c in rule.criteria}) < len(rule.criteria):
-        yield "decision_rule.criteria", "two criteria have one id"
-    for i, c in enumerate(rule.criteria):
-        at = f"decision_rule.criteria[{i}]"
-        if not c.bounds[0] < c.bounds[1]:
-            yield f"{at}.bounds", f"expected [low, high] with low < high; found {c.bounds}"
-        odd = sorted(set(c.weights) - known)
-        if odd:
-            yield f"{at}.weights", f"expected names of arms, or baseline and treatment; found {odd[0]!r}"
-        if not any(c.weights.values()):
-            yield f"{at}.weights", "expected at least one weight that is not 0"
-        elif c.bounds[0] < c.bounds[1]:
-            low, high = span(c)
-            if not low < c.margin < high:
-                yield f"{at}.margin", f"expected a number between the difference's bounds, {low:g} and {high:g}; found {c.margin:g}"
-    for role, name in (spec.rollonce.roles or {}).items():
-        if name not in names:
-            yield f"rollonce.roles.{role}", f"expected the name of an arm; found {name!r}"
-    for i, group in enumerate(spec.restoration_preflight.groups):
-        for k, start in enumerate(group.arms):
-            at = f"restoration_preflight.groups[{i}].arms[{k}]"
-            if start.name not in names:
-                yield f"{at}.name", f"expected the name of an arm; found {start.name!r}"
-                continue
-            arm, sent = spec.arm(start.name), start.optimizer_config
-            pairs = (("learning_rate", arm.lr), ("seed", arm.seed), ("lora_rank", spec.lora_rank))
-            for key, wanted in pairs:
-                if getattr(sent, key) != wanted:
-                    yield f"{at}.optimizer_config.{key}", f"expected {wanted}, as elsewhere in the file; found {getattr(sent, key)}"
-
-
 def span(criterion: Criterion) -> tuple[float, float]:
     """Smallest and largest value that ``sum of weight x metric`` can take on one item.
 
@@ -448,27 +304,3 @@ def span(criterion: Criterion) -> tuple[float, float]:
     """
     ends = [(w * criterion.bounds[0], w * criterion.bounds[1]) for w in criterion.weights.values()]
     return sum(map(min, ends)), sum(map(max, ends))
-
-
-def _unknown(part: BaseModel, at: str = "") -> Iterator[str]:
-    for name in part.model_extra or {}:
-        yield f"{at}{name}"
-    for name in type(part).model_fields:
-        value = getattr(part, name)
-        if isinstance(value, BaseModel):
-            yield from _unknown(value, f"{at}{name}.")
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield from _unknown(item, f"{at}{name}[{i}].")
-
-
-def _unresolved(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for k, v in value.items():
-            yield from _unresolved(v, f"{at}.{k}" if at else k)
-    elif isinstance(value, list):
-        for i, v in enumerate(value):
-            yield from _unresolved(v, f"{at}[{i}]")
-    elif isinstance(value, str) and value.startswith(UNRESOLVED):
-        yield at, value

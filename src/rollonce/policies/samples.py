@@ -170,3 +170,42 @@ class Policy(Protocol):
     def save(self, directory: str | Path) -> None:
         """A directory that `load` of the implementation reads."""
         ...
+
+
+def rows_of(samples: Samples) -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompt ids, response ids and log-probabilities of each rollout, without padding."""
+    return [
+        (
+            samples.prompt_ids_BP[b, samples.prompt_mask_BP[b]].tolist(),
+            samples.response_ids_BT[b, samples.response_mask_BT[b]].tolist(),
+            samples.log_probs_BT[b, samples.response_mask_BT[b]].tolist(),
+        )
+        for b in range(len(samples))
+    ]
+
+
+def to_samples(
+    prompts: list[str],
+    texts: list[str],
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    log_probs: Sequence[Sequence[float]],
+    truncated: Sequence[bool],
+    temperature: float,
+    pad_id: int,
+) -> Samples:
+    """B ragged rollouts as `Samples`: prompts padded on the left, responses on the right."""
+    B, P, T = len(prompts), max(map(len, prompt_ids)), max(1, *map(len, response_ids))
+    prompt_ids_BP, response_ids_BT = torch.full((B, P), pad_id), torch.full((B, T), pad_id)
+    prompt_mask_BP, response_mask_BT = torch.zeros((B, P), dtype=torch.bool), torch.zeros((B, T), dtype=torch.bool)
+    log_probs_BT = torch.zeros((B, T))
+    for b, (prompt, response, lps) in enumerate(zip(prompt_ids, response_ids, log_probs, strict=True)):
+        prompt_ids_BP[b, P - len(prompt) :] = torch.tensor(prompt)
+        prompt_mask_BP[b, P - len(prompt) :] = True
+        if response:
+            response_ids_BT[b, : len(response)] = torch.tensor(response)
+            response_mask_BT[b, : len(response)] = True
+            log_probs_BT[b, : len(response)] = torch.tensor(lps)
+    return Samples(
+        prompts, texts, prompt_ids_BP, prompt_mask_BP, response_ids_BT, response_mask_BT, log_probs_BT, torch.tensor(truncated), temperature
+    )

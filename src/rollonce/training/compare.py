@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
-from rollonce.training.config import ExperimentConfig, RunConfig, runs_of
+from rollonce.training.config import ExperimentConfig, RunConfig
 from rollonce.training.files import finished, same_config, write_json
+from rollonce.training.loading import runs_of
 
 
 class Progress(NamedTuple):

@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -392,51 +391,3 @@ def _near(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     names = list(current.model_fields)
     near = difflib.get_close_matches(str(location[-1]), names, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-
-
-def load_config(path: str | Path) -> ExperimentConfig:
-    """Read a TOML file. Relative paths to baselines and tasks in it are from the file's own directory.
-
-    Raises:
-        InputError: no such file, no TOML, an unknown key, a value out of range.
-    """
-    path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("no such file", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not TOML: {error}", file=path) from None
-    return validated(ExperimentConfig, _absolute(data, path.parent), path)
-
-
-def _absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Paths made independent of where the command is called from, since the resolved copy lies elsewhere."""
-    for arm in (data.get("arms") or {}).values() if isinstance(data.get("arms"), dict) else ():
-        if isinstance(arm, dict) and str(arm.get("baseline", "")).endswith(".json"):
-            arm["baseline"] = str((base / arm["baseline"]).resolve())
-    tasks = data.get("tasks")
-    if isinstance(tasks, dict) and isinstance(tasks.get("source"), str):
-        name, colon, place = tasks["source"].partition(":")
-        if name in ("gsm8k", "math500", "jsonl") and place and place != "hub":
-            tasks["source"] = f"{name}{colon}{(base / place).resolve()}"
-    policy = data.get("policy")
-    if isinstance(policy, dict) and str(policy.get("source", "")).startswith("."):
-        policy["source"] = str((base / policy["source"]).resolve())
-    return data
-
-
-def runs_of(config: ExperimentConfig) -> list[RunConfig]:
-    """Every run of a comparison: seeds outermost, so that an interrupted one has all arms alike; a grid gives arms ``NAME@RATE``."""
-    shared = {k: getattr(config, k) for k in ("policy", "tasks", "train", "evaluation", "track")}
-    out = []
-    for seed in config.compare.seeds:
-        for name, arm in config.arms.items():
-            loss = validated(LossConfig, {**config.loss.model_dump(), **arm.loss}, f"arm {name!r}, loss")
-            for rate in arm.learning_rates or (arm.learning_rate,):
-                label = f"{name}@{rate:g}" if arm.learning_rates else name
-                single = arm.model_copy(update={"learning_rate": rate, "learning_rates": (), "loss": {}})
-                out.append(RunConfig(name=label, arm=single, seed=seed, loss=loss, **shared))
-    return out

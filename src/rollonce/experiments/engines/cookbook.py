@@ -178,7 +178,7 @@ class CookbookEngine:
 
     def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
         """See `Engine.fresh`: a new training client as the recipe makes one, its weights saved at once and asked for log-probabilities."""
-        from rollonce.policies.tinker_policy import to_samples
+        from rollonce.policies.samples import to_samples
 
         policy = self._service(arm.seed)
         try:

@@ -190,7 +190,7 @@ class LoopEngine:
 
     def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
         """See `Engine.fresh`: the prompts' tokens after their first, through a policy loaded for this arm."""
-        from rollonce.policies.tinker_policy import to_samples
+        from rollonce.policies.samples import to_samples
 
         learner = self._learner(arm)
         policy = getattr(learner, "policy", learner)

@@ -20,7 +20,8 @@ class ServicePath(OwnPath):
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.Path`."""
         from rollonce.policies.objective import loss_weights
-        from rollonce.policies.tinker_policy import TinkerPolicy, to_samples
+        from rollonce.policies.samples import to_samples
+        from rollonce.policies.tinker_policy import TinkerPolicy
 
         nobody = SimpleNamespace(pad_token_id=0, eos_token_id=0)
         policy = TinkerPolicy(SimpleNamespace(name="none"), "none", nobody, nobody, loss="importance_sampling")  # type: ignore[arg-type]
