@@ -34,10 +34,26 @@ def files(tmp_path_factory):
     return folder
 
 
-def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys):
-    argv = [*SMALL, "--json", "--baseline", str(files / "mine.json"), "--lagged", str(files / "old")]
+def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypatch):
+    from rollonce.training import noise_gradients
+
+    calls, real = [], noise_gradients.score_gradients
+
+    def spy(*given, **options):
+        calls.append((options["weights"], real(*given, **options)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(noise_gradients, "score_gradients", spy)
+    argv = [*SMALL, "--json", "--metric", "adam", "--baseline", str(files / "mine.json"), "--lagged", str(files / "old")]
     assert main(argv) == 0
+    # Both samplers in the one metric of the first.
+    assert [weights is None for weights, _ in calls] == [True, False]
+    assert calls[1][0] is calls[0][1].weights
     out = json.loads(capsys.readouterr().out)
+    # Tuned, for all we know, on what collect draws by default: not measured there.
+    assert out["settings"]["split"] == "test"
+    assert "Tasks are of the split test" in out["notes"][0]
+    assert "cannot be known" in out["notes"][0]
     rows = {r["label"]: r for r in out["rows"]}
     # The saved one is the family's mean under another name.
     assert rows["mine"]["ratio"] == rows["same family"]["ratio"]
@@ -54,6 +70,20 @@ def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys):
     assert out["verdict"]
     assert out["winner"]
     assert [g["group_size"] for g in out["groups"]] == [2]
+
+
+def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
+    from rollonce.collecting import Settings
+    from rollonce.collecting.sources import find_tasks
+    from rollonce.commands.noise import Args, _seen, _tasks
+
+    tuned_on = {t.id for t in find_tasks(Settings("embedded", "embedded", "x.jsonl"))}
+    assert len(tuned_on) == 64
+    measured_on = {t.id for t in _tasks(Args(baseline=("mine.json",)))}
+    assert len(measured_on) == 256
+    assert not tuned_on & measured_on
+    assert tuned_on <= {t.id for t in _tasks(Args())}  # without --baseline nothing was tuned on anything
+    assert "may have been tuned on these very tasks" in _seen(Args(baseline=("mine.json",), split="calibration"))
 
 
 def test_table_and_page(capsys, tmp_path):
@@ -79,6 +109,8 @@ def test_table_and_page(capsys, tmp_path):
         (["--batches", "10"], "at least 100"),
         (["--policy", "./nowhere"], "nowhere"),
         (["--tasks", "nothing"], "no source of tasks"),
+        (["--grader", "contains"], "--grader belongs to tasks of jsonl:FILE, and those of embedded have their own"),
+        (["--tasks", "gsm8k:x", "--columns", "level"], "--columns belongs to tasks of jsonl:FILE"),
         (["--baseline", "absent.json"], "no such file"),
         (["--lagged", "./old", "--lora-rank", "4"], "--lagged"),
     ],

@@ -88,6 +88,23 @@ def test_adams_metric_weighs_each_parameter_by_its_own_size(policy, samples):
     assert len(seen) == 16
 
 
+def test_another_samplers_gradients_in_the_same_metric(policy, samples):
+    # The lagged sampler's noise over that on-policy: in metrics of their own each would be measured by its own size.
+    seen = []
+    on = score_gradients(policy, samples, metric="adam", buckets=0)
+    plain = score_gradients(policy, samples, buckets=0).sketches_RD.astype(np.float64)
+    assert on.weights is not None
+    # A sampler with log-probabilities log 2 higher on every token: gradients half as large, for each ratio is 1/2.
+    lagged = samples.with_log_probs(samples.log_probs_BT + float(np.log(2)))
+    got = score_gradients(policy, lagged, metric="adam", buckets=0, weights=on.weights, progress=lambda *at: seen.append(at))
+    assert np.diag(got.gram_RR) == pytest.approx(np.diag(on.gram_RR) / 4, rel=1e-3)
+    assert got.sketches_RD == pytest.approx(plain / 2 * torch.cat([w.reshape(-1) for w in on.weights]).numpy(), rel=1e-3, abs=1e-3)
+    assert seen[-1] == (8, 8)  # one pass
+    own = score_gradients(policy, lagged, metric="adam", buckets=0)
+    assert np.diag(own.gram_RR) == pytest.approx(np.diag(on.gram_RR), rel=1e-3)  # what was compared before: 1 whatever the sampler
+    assert score_gradients(policy, samples, buckets=0).weights is None
+
+
 def test_on_policy_ratios_are_one_and_off_policy_they_weigh_the_tokens(policy, samples):
     on = score_gradients(policy, samples, buckets=0).on_policy
     assert on.max_abs_log_ratio < 1e-4

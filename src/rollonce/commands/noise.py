@@ -32,7 +32,7 @@ Examples:
   rollonce noise
       The policy and tasks that come with rollonce: about a minute.
   rollonce noise --baseline baseline.json --json
-      A baseline that `rollonce tune` saved, among the others.
+      A baseline that `rollonce tune` saved, among the others, on test tasks.
   rollonce noise --policy ./my-model --tasks gsm8k:./gsm8k --n-tasks 128
       Your own; on a GPU with --device cuda --bf16. --lora-rank 32 for adapters.
   rollonce noise --lagged ./checkpoint-of-8-steps-ago
@@ -49,8 +49,8 @@ class Args:
     """The policy: the one that comes with rollonce, or a directory of transformers."""
     tasks: Annotated[str, arg(metavar="SOURCE")] = "embedded"
     """embedded, reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or jsonl:FILE."""
-    split: Annotated[Literal["train", "calibration", "test"], arg(metavar="SPLIT")] = "calibration"
-    """Which of its splits: train, calibration or test."""
+    split: Annotated[Literal["train", "calibration", "test"] | None, arg(metavar="SPLIT", help_behavior_hint="")] = None
+    """Which of its splits: train, calibration or test. Default: calibration; with --baseline test, which `collect` leaves alone."""
     n_tasks: Annotated[int, arg(metavar="N")] = 256
     """Tasks; at least twice the batch size. What a window holds are the others of them."""
     rollouts: Annotated[int, arg(metavar="G", aliases=["-G"])] = 8
@@ -112,11 +112,13 @@ def run(args: Args) -> int:
         tasks = _tasks(args)
         policy = _policy(args, args.policy)
         on = _measure(args, policy, policy, tasks, saved, bars, "")
+        if saved:
+            on = (on[0], on[1], on[2]._replace(notes=[_seen(args), *on[2].notes]))
         lagged = lag = None
         if args.lagged is not None:
             from rollonce.training.noise_moments import lag_effect
 
-            lagged = _measure(args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ")
+            lagged = _measure(args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ", on[1])
             lag = lag_effect((on[0], on[1].sketches_RD, on[2]), (lagged[0], lagged[1].sketches_RD, lagged[2]))
     if args.report:
         from rollonce.reports.noise_page import write_noise_page
@@ -142,6 +144,9 @@ def run(args: Args) -> int:
 
 
 def _check(args: Args) -> None:
+    from rollonce.collecting.settings import check_source
+
+    check_source(args.tasks, args.grader, args.columns)
     least = {
         "rollouts": 2,
         "batch_size": 2,
@@ -164,20 +169,41 @@ def _check(args: Args) -> None:
 
 
 def _settings(args: Args) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__}
+    return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__} | {"split": _split(args)}
+
+
+def _split(args: Args) -> str:
+    # `collect` draws from calibration by the same seed, so that there a baseline tuned on its rollouts would meet its own tasks again.
+    return args.split or ("test" if args.baseline else "calibration")
+
+
+def _seen(args: Args) -> str:
+    """What is known of the tasks that a saved baseline was tuned on."""
+    split = _split(args)
+    if split == "test":
+        return (
+            "Tasks are of the split test: a saved baseline tuned on calibration tasks, which `rollonce collect` draws by default, has not "
+            "seen them. Whether it was tuned on test tasks all the same cannot be known from its file."
+        )
+    why = ", which `rollonce collect` draws from by the same seed" if split == "calibration" else ""
+    return (
+        f"Tasks are of the split {split}{why}: a saved baseline may have been tuned on these very tasks, and then looks better than it is. "
+        "--split test has others."
+    )
 
 
 def _tasks(args: Args) -> TaskSet:
     from rollonce.tasks import TaskRequest, load_tasks
 
     # Only the split that is used: the others of a generated source would be made for nothing.
-    numbers = {s: args.n_tasks if s == args.split else 0 for s in ("train", "calibration", "test")}
+    split = _split(args)
+    numbers = {s: args.n_tasks if s == split else 0 for s in ("train", "calibration", "test")}
     if args.tasks.startswith("gsm8k"):  # its calibration tasks are taken from the training file
-        numbers = {args.split: args.n_tasks}
+        numbers = {split: args.n_tasks}
     request = TaskRequest(seed=args.seed, grader=args.grader, columns=args.columns, **numbers)
-    chosen = getattr(load_tasks(args.tasks, request), args.split)
+    chosen = getattr(load_tasks(args.tasks, request), split)
     if len(chosen) < args.n_tasks:
-        raise InputError(f"the {args.split} split of {args.tasks} has {len(chosen)} tasks, fewer than --n-tasks {args.n_tasks}")
+        raise InputError(f"the {split} split of {args.tasks} has {len(chosen)} tasks, fewer than --n-tasks {args.n_tasks}")
     return chosen
 
 
@@ -191,8 +217,16 @@ def _policy(args: Args, source: str, sampler: bool = False) -> TransformersPolic
 
 
 def _measure(
-    args: Args, policy: TransformersPolicy, sampler: TransformersPolicy, tasks: TaskSet, saved: list[Any], bars: Bars, name: str
+    args: Args,
+    policy: TransformersPolicy,
+    sampler: TransformersPolicy,
+    tasks: TaskSet,
+    saved: list[Any],
+    bars: Bars,
+    name: str,
+    like: ScoreGradients | None = None,
 ) -> tuple[Rollouts, ScoreGradients, NoiseReport]:
+    """Sample and measure; in the metric of ``like``, where given."""
     from rollonce.rollouts import Rollouts
     from rollonce.tasks import grade
     from rollonce.training.noise import measure_noise, noise_baselines, with_joint_column
@@ -220,6 +254,7 @@ def _measure(
         metric=args.metric,
         buckets=args.sketch,
         seed=args.seed,
+        weights=like.weights if like is not None else None,
         progress=lambda done, total: bars.tell(f"{name}gradients", "", done, total),
     )
     report = measure_noise(

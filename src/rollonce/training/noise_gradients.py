@@ -55,6 +55,7 @@ class ScoreGradients(NamedTuple):
         buckets: D; 0 where the gradients are exact.
         sketch_error: Root mean square over trajectories of the relative error of ``|g|^2`` by the sketch: ``sqrt(2 / D)`` is expected.
         on_policy: Sampler against trainer.
+        weights: What each parameter's gradient was multiplied by; None for the plain metric.
     """
 
     gram_RR: FloatArray
@@ -64,6 +65,7 @@ class ScoreGradients(NamedTuple):
     buckets: int
     sketch_error: float
     on_policy: OnPolicy
+    weights: list[Tensor] | None = None
 
 
 class Sketch:
@@ -101,6 +103,7 @@ def score_gradients(
     metric: Metric = "plain",
     buckets: int = 16384,
     seed: int = 0,
+    weights: list[Tensor] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreGradients:
     """Gradients of ``sum_t ratio_t`` of each trajectory: the loss's own, per unit of advantage.
@@ -117,6 +120,8 @@ def score_gradients(
             1e-4 of all parameters'), as Adam's steps see it. Takes two passes.
         buckets: D; 0 keeps whole gradients (R x P float32).
         seed: Of the sketch: two calls with one seed can be compared by their sketches.
+        weights: With ``adam``: those of another call, in place of these rollouts' own. Two samplers' noise is a ratio of one quantity only
+            in one metric.
         progress: Called with (done, R).
 
     Raises:
@@ -139,10 +144,12 @@ def score_gradients(
     norms_R = np.empty(len(samples))
     lengths_R = samples.lengths_B.double().numpy()
     log_ratios: list[Tensor] = []
-    passes = 1 if metric == "plain" else 2
+    own = metric == "adam" and weights is None
+    passes = 2 if own else 1
     tell = progress or (lambda done, total: None)
-    weights = None
-    if metric == "adam":
+    if metric == "plain":
+        weights = None
+    if own:
         squares = [torch.zeros_like(p) for p in parameters]
         for i, grads, _ in _each(policy, samples, parameters, aggregation):
             for total, g in zip(squares, grads, strict=True):
@@ -164,7 +171,7 @@ def score_gradients(
     own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
     error = float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2))) if sketch.buckets and known_R.any() else 0.0
     gram_RR[np.diag_indices(len(samples))] = norms_R
-    return ScoreGradients(gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios))
+    return ScoreGradients(gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios), weights)
 
 
 def _each(policy: Any, samples: Samples, parameters: list[Tensor], aggregation: Aggregation) -> Iterator[tuple[int, list[Tensor], Tensor]]:
