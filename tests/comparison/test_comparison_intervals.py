@@ -87,6 +87,8 @@ def test_a_table_without_spread_proves_nothing(first: float, second: float, pair
     assert found.estimate.value == first - second
     assert all(map(math.isnan, (found.estimate.low, found.estimate.high, found.p, found.se, *found.components)))
     assert found.unknown == "no spread"
+    boot = bootstrap_difference(np.full((2, 2), first), np.full((2, 2), second), paired, exact=found, resamples=100)
+    assert all(map(math.isnan, (boot.mean.low, boot.mean.high, boot.iqm.low, boot.iqm.high)))
     assert holm([found.p, 0.01])[1] == 0.02  # it counts as a comparison all the same
 
 

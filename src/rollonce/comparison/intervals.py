@@ -239,6 +239,8 @@ def bootstrap_difference(
     else:
         iqm = interquartile_mean(by_seed_1) - interquartile_mean(by_seed_2)
         middle = float(interquartile_mean(first_SI.mean(axis=1)) - interquartile_mean(second_SI.mean(axis=1)))
+    if exact is not None and exact.unknown == "no spread":  # resampling what never varies gives [value, value]
+        mean = Estimate(value, math.nan, math.nan)
     if exact is None or not math.isfinite(exact.estimate.low):
         return Bootstrap(mean, Estimate(middle, math.nan, math.nan))
     short = mean.high - mean.low
