@@ -37,7 +37,8 @@ def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
     """
     n = len(c_nn)
     if n <= 64:
-        return np.linalg.inv(c_nn), 2 * float(np.log(np.diag(np.linalg.cholesky(c_nn))).sum())
+        inverse: FloatArray = np.linalg.inv(c_nn)
+        return inverse, 2 * float(np.log(np.diag(np.linalg.cholesky(c_nn))).sum())
     m = n // 2
     upper, logdet = inverse_and_logdet(c_nn[:m, :m])
     across = upper @ c_nn[:m, m:]
