@@ -37,8 +37,7 @@ def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
     """
     n = len(c_nn)
     if n <= 64:
-        inverse: FloatArray = np.linalg.inv(c_nn)
-        return inverse, 2 * float(np.log(np.diag(np.linalg.cholesky(c_nn))).sum())
+        return np.asarray(np.linalg.inv(c_nn), np.float64), 2 * float(np.log(np.diag(np.linalg.cholesky(c_nn))).sum())
     m = n // 2
     upper, logdet = inverse_and_logdet(c_nn[:m, :m])
     across = upper @ c_nn[:m, m:]
