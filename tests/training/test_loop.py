@@ -23,6 +23,7 @@ from rollonce.policies import load_embedded  # noqa: E402
 from rollonce.policies.critic import TokenCritic  # noqa: E402
 from rollonce.training import loop as loop_module  # noqa: E402
 from rollonce.training.advantages import Arm  # noqa: E402
+from rollonce.training.evaluation import evaluate_items  # noqa: E402
 from rollonce.training.learner import LocalLearner, Update  # noqa: E402
 from rollonce.training.loop import train  # noqa: E402
 from rollonce.training.rolling import roll, step_tasks, tasks_of, view  # noqa: E402
@@ -484,3 +485,20 @@ def test_the_loop_reads_top_to_bottom_in_under_300_lines():
     with open(source) as f:
         assert len(f.readlines()) < 300
     assert LeaveOneOut  # the arms' baselines come from rollonce.baselines, not from here
+
+
+def test_evaluation_s_luck_is_the_seed_s_and_not_the_arm_s(splits):
+    """One policy under other names: arms of a seed draw alike, seeds draw apart, and the start is evaluated once for all."""
+    learner = LocalLearner(small_run())
+
+    def drawn(arm, seed, step, mode="sampled"):
+        config = small_run({"baseline": arm}, seed=seed)
+        return [
+            (r["reward"], r["tokens"]) for r in evaluate_items(learner, splits.test, config, split="test", mode=mode, repeats=2, step=step)
+        ]
+
+    assert drawn("none", 1, 4) == drawn("loo", 1, 4)
+    assert drawn("none", 1, 4) != drawn("none", 2, 4)
+    assert drawn("none", 1, 4) != drawn("none", 1, 8)
+    assert drawn("none", 1, 0) == drawn("none", 2, 0)
+    assert drawn("none", 1, 4, "greedy") == drawn("none", 2, 4, "greedy")

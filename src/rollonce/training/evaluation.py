@@ -26,10 +26,12 @@ def evaluate_items(
 ) -> Iterator[dict[str, Any]]:
     """One record a rollout: task_id, family, split, mode, repeat, reward, truncated, tokens, failure.
 
-    Greedy rollouts are one a task. The stream of samples depends on the split and the step alone, not on the run: the same luck for every
-    arm and seed.
+    Greedy rollouts are one a task. The stream of samples depends on split, step and the run's seed: arms of one seed have the same luck, so
+    that their difference is of the arms; seeds have luck of their own, so that a mean over seeds averages it out. The start policy is the
+    same for all seeds, and evaluated once.
     """
     stream = _HOLDOUT if split == "holdout" else _TEST
+    luck = [config.seed] if step else []
     rows = config.evaluation.rows
     for repeat in range(repeats if mode == "sampled" else 1):
         for start in range(0, len(tasks), rows):
@@ -38,7 +40,7 @@ def evaluate_items(
                 [t.prompt for t in some],
                 max_new_tokens=learner.max_new_tokens,
                 temperature=config.train.temperature if mode == "sampled" else 0.0,
-                seed=[config.tasks.seed, stream, step, repeat, start],
+                seed=[config.tasks.seed, stream, step, repeat, start, *luck],
             )
             truncated = samples.truncated_B.tolist()
             grades = grade(some, samples.texts, truncated=truncated, time_limit=config.tasks.time_limit)
