@@ -63,3 +63,10 @@ def gives_text(response: str, reference: str) -> float:
 
 def good(response: str, reference: str) -> float:
     return float(response == reference)
+
+
+def lenient(response: str, reference: str) -> float:
+    return 0.5
+
+
+lenient.grades_truncated = True

@@ -50,6 +50,11 @@ def test_noise_does_not_reach_the_answers():
     assert grade([_task("prints"), _task("reads"), _task("good")], ["", "", "yes"]).rewards == [0.5, 1.0, 1.0]
 
 
+def test_a_grader_may_ask_for_truncated_responses_too():
+    grades = grade([_task("lenient"), _task("good")], ["cut o", "yes"], truncated=[True, True])
+    assert grades.rewards == [0.5, 0.0]
+
+
 def test_truncated_is_zero_without_grading_and_no_grader_failure():
     grades = grade([_task("dies"), _task("good")], ["yes", "yes"], truncated=[True, False])
     assert grades.rewards == [0.0, 1.0]

@@ -17,6 +17,10 @@ def dense(response: str, reference: str) -> float:
     return sum(ord(c) % 2 == 0 for c in response) / len(response) if response else 0.5
 
 
+# A model that knows nothing hardly ever ends by itself.
+dense.grades_truncated = True  # type: ignore[attr-defined]
+
+
 def with_dense_reward(tasks: TaskSet) -> TaskSet:
     """The same tasks, graded by `dense`."""
     return TaskSet([Task(t.id, t.prompt, t.reference, dense, t.columns) for t in tasks], tasks.name)

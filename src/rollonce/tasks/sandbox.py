@@ -210,7 +210,8 @@ def grade(
     Args:
         tasks: B tasks.
         responses: B texts.
-        truncated: True where the response was cut off before its end: reward 0 without grading. None: none was.
+        truncated: True where the response was cut off before its end: reward 0 without grading, unless the task's grader has a true
+            attribute ``grades_truncated``. None: none was.
         time_limit: Seconds a response; loading a grader the first time is not counted.
 
     Raises:
@@ -227,7 +228,7 @@ def grade(
         )
     grades: list[Grade] = []
     for i, (task, response) in enumerate(zip(tasks, responses, strict=True)):
-        if truncated is not None and truncated[i]:
+        if truncated is not None and truncated[i] and not getattr(task.grader, "grades_truncated", False):
             grades.append(Grade(0.0, "truncated"))
         elif task.grader in TRUSTED:
             try:

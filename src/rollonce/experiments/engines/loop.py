@@ -185,7 +185,7 @@ class LoopEngine:
     def _answers(self, learner: Any, tasks: Sequence[Task], temperature: float, seed: list[int]) -> list[Answer]:
         samples = learner.sample([t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=temperature, seed=seed)
         truncated, lengths = samples.truncated_B.tolist(), samples.lengths_B.tolist()
-        grades = grade(tasks, samples.texts, truncated=None if self.settings.dense_reward else truncated)
+        grades = grade(tasks, samples.texts, truncated=truncated)
         return [Answer(r, bool(c), int(n), f) for r, c, n, f in zip(grades.rewards, truncated, lengths, grades.failures, strict=True)]
 
     def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
