@@ -51,7 +51,9 @@ def test_noise_does_not_reach_the_answers():
 
 
 def test_a_grader_may_ask_for_truncated_responses_too():
-    grades = grade([_task("lenient"), _task("good")], ["cut o", "yes"], truncated=[True, True])
+    from grader_zoo import lenient
+
+    grades = grade([Task("a", "prompt", "yes", lenient), _task("good")], ["cut o", "yes"], truncated=[True, True])
     assert grades.rewards == [0.5, 0.0]
 
 
