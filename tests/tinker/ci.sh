@@ -2,7 +2,7 @@
 # Everything that touches a Tinker-compatible service, against a real server (SkyRL's, JAX on the CPU, loopback): makes an environment of its
 # own, runs tests/tinker, leaves nothing running. Under 8 minutes on 2 cores with installation. Its last line is pytest's.
 #
-#   tests/tinker/ci.sh [pytest arguments]
+#   tests/tinker/ci.sh [pytest arguments]     (-m slow tests/tinker/test_a_run.py: what the eight minutes have no room for)
 #   TINKER_VENV=DIR    where the environment is made, default .venv-tinker; one that is complete is used as it is
 set -euo pipefail
 cd "$(dirname "$0")/../.."

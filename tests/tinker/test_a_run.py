@@ -110,6 +110,7 @@ def test_the_requests_own_file_is_stopped_by_its_gate(server: TinkerServer, mode
     assert not list((tmp_path / "run").rglob("metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_our_own_loop_walks_every_stage_too(server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path) -> None:
     """``engine: tinker``: the loop of `rollonce train` on the service instead of tinker-cookbook's recipe, from preflight to verdict."""
     path = small(model, tmp_path)
