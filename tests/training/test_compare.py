@@ -191,6 +191,15 @@ def test_a_fault_in_one_arm_leaves_the_others_be(tmp_path, capsys, monkeypatch):
     assert [(out / "runs" / "flashreinforce" / f"seed{s}" / "result.json").exists() for s in (0, 1)] == [True, True]
 
 
+def test_a_page_in_a_folder_that_the_runs_make(tmp_path):
+    new = tmp_path / "new"
+    assert (
+        cli.main(["compare", str(write(tmp_path, steps=1)), "--out", str(new / "runs"), "--report", str(new / "page.html"), "--seeds", "0"])
+        == 0
+    )
+    assert (new / "page.html").exists()
+
+
 def test_processes_and_devices_that_cannot_be(tmp_path, capsys):
     assert cli.main(["compare", str(write(tmp_path)), "--processes", "0"]) == 2
     assert "processes" in capsys.readouterr().err
@@ -198,6 +207,10 @@ def test_processes_and_devices_that_cannot_be(tmp_path, capsys):
         config = write(tmp_path, more=f'[policy]\ndevice = "{device}"\n')
         assert cli.main(["compare", str(config), "--out", str(tmp_path / "out")]) == 2
         assert words in capsys.readouterr().err
+    missing = tmp_path / "nowhere" / "page.html"
+    assert cli.main(["compare", str(write(tmp_path)), "--out", str(tmp_path / "out"), "--report", str(missing)]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     assert cli.main(["compare", str(write(tmp_path)), "--out", str(tmp_path / "file" / "out")]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -53,6 +53,7 @@ def run(args: Args) -> int:
 
     config = load_config(args.config)
     need_extra()
+    from rollonce.reports.files import check_writable
     from rollonce.training.compare import Progress, check_start, compare
 
     changes = {
@@ -63,6 +64,8 @@ def run(args: Args) -> int:
     config = config.model_copy(update={"compare": section})
     check_start(config)
     out = Path(args.out or f"runs/{Path(args.config).stem}")
+    if args.report and Path(args.report).resolve().parent not in (out.resolve(), *out.resolve().parents):  # those it will make
+        check_writable(args.report)
     total = len(runs_of(config))
     remark(f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}")
     with Bars() as bars:

@@ -127,7 +127,7 @@ def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
         if config.source == "embedded":
             return load_embedded(lora=lora, **options)
         return TransformersPolicy.load(config.source, lora=lora, local_only=config.local_only, **options)
-    except (RuntimeError, NotImplementedError) as error:  # a device that torch was built without, or that is too small
+    except RuntimeError as error:  # a device that torch was built without, or that is too small
         raise InputError(f"the policy {config.source!r} cannot be put on {config.device!r}: {str(error).splitlines()[0]}") from error
 
 
