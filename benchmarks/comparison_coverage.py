@@ -1,10 +1,11 @@
-"""How often 95% intervals on the difference of two arms hold the truth, against the plain bootstrap over seeds and items.
+"""How often 95% intervals on the difference of two arms hold the truth, against the plain bootstrap over seeds and
+items.
 
     python benchmarks/comparison_coverage.py
 
-Two arms without a difference; 0/1 rewards; item difficulties uniform on .15 to .85 and in common; each seed shifts an arm's chances by a
-normal deviate of the given sd; paired: half of that variance is in common to both arms at the same seed, and differences are taken seed by
-seed. docs/comparison.md has the table.
+Two arms without a difference; 0/1 rewards; item difficulties uniform on .15 to .85 and in common; each seed shifts an
+arm's chances by a normal deviate of the given sd; paired: half of that variance is in common to both arms at the same
+seed, and differences are taken seed by seed. docs/comparison.md has the table.
 """
 
 from __future__ import annotations
@@ -43,13 +44,19 @@ def main() -> None:
                 for _ in range(args.runs):
                     a, b = draw(rng, n_seeds, args.items, sd, shared)
                     exact = crossed_difference(a, b, paired)
-                    boot = bootstrap_difference(a, b, paired, exact=exact, resamples=400, seed=int(rng.integers(1 << 30)))
+                    boot = bootstrap_difference(
+                        a, b, paired, exact=exact, resamples=400, seed=int(rng.integers(1 << 30))
+                    )
                     intervals = (exact.estimate, boot.mean, boot.iqm)
                     hits += [e.low <= 0 <= e.high for e in intervals]
                     widths += [(e.high - e.low) / 2 for e in intervals[:2]]
                 h, w = hits / args.runs, 100 * widths / args.runs
                 how = "by seed" if paired else "none"
-                print(f"| {n_seeds} | {100 * sd:g} | {how} | {h[0]:.3f} | {w[0]:.1f} | {h[1]:.3f} | {w[1]:.1f} | {h[2]:.3f} |", flush=True)
+                print(
+                    f"| {n_seeds} | {100 * sd:g} | {how} | {h[0]:.3f} | {w[0]:.1f} | {h[1]:.3f} | {w[1]:.1f} | "
+                    f"{h[2]:.3f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

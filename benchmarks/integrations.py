@@ -1,8 +1,8 @@
 """What a baseline costs inside a trainer: the hook alone, and its share of a step of the TRL example.
 
-Run ``OMP_NUM_THREADS=1 python benchmarks/integrations.py``: the hook alone in milliseconds of the processor, its share of a step by the
-clock, on one thread. A step of the example is 32 rollouts of the 0.7M-parameter embedded policy on a CPU, as short as steps get; where a
-step takes a minute, divide accordingly.
+Run ``OMP_NUM_THREADS=1 python benchmarks/integrations.py``: the hook alone in milliseconds of the processor, its share
+of a step by the clock, on one thread. A step of the example is 32 rollouts of the 0.7M-parameter embedded policy on a
+CPU, as short as steps get; where a step takes a minute, divide accordingly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def baselines() -> dict[str, Baseline]:
 
 
 def hook_alone(rows: int, steps: int) -> None:
-    """Processor milliseconds a step of the hook, the refits of self-tuning included in the mean and left out of the median."""
+    """Processor milliseconds a step of the hook, the refits of self-tuning included in the mean and left out of the
+    median."""
     table = datasets.load("rg_easy_gemma3_27b_G3")
     prompts, rewards = table.tasks.prompts, table.rewards_R[table.offsets_N1[:-1]]
     print(f"the hook alone, {rows} rollouts a step        median      mean of {steps} steps")
@@ -67,7 +68,13 @@ def in_trl(steps: int, folder: Path) -> None:
         model, tokenizer = load_model()
         args = SingleRolloutGRPOConfig(str(folder), max_steps=steps, **settings)
         trainer = SingleRolloutGRPOTrainer(
-            model, reward, args, train_dataset=train, processing_class=tokenizer, baseline=baselines()[name], warn_after=10**6
+            model,
+            reward,
+            args,
+            train_dataset=train,
+            processing_class=tokenizer,
+            baseline=baselines()[name],
+            warn_after=10**6,
         )
         trainer.train()
         rows = [r for r in trainer.state.log_history if "step_time" in r][steps // 4 :]

@@ -1,9 +1,9 @@
 """How fast rollouts load, and how much memory the table takes.
 
-Run ``python benchmarks/reading.py``: it writes a JSON Lines file of 1M rollouts of 100k tasks (about 250 MB) to a temporary folder, reads
-it in a fresh process, and prints MB/s (on a busy machine look at the processor's time) and how far the process's memory grew.
-``--with-responses`` writes fewer and larger rows, each with a response, as most logs have; ``--gz`` packs the file; ``--tasks`` and
-``--group`` change the table.
+Run ``python benchmarks/reading.py``: it writes a JSON Lines file of 1M rollouts of 100k tasks (about 250 MB) to a
+temporary folder, reads it in a fresh process, and prints MB/s (on a busy machine look at the processor's time) and how
+far the process's memory grew. ``--with-responses`` writes fewer and larger rows, each with a response, as most logs
+have; ``--gz`` packs the file; ``--tasks`` and ``--group`` change the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-_TEXT = "the number of ways to choose three apples from seven baskets when every basket holds two red and one green fruit is at most what"
+_TEXT = (
+    "the number of ways to choose three apples from seven baskets when every basket holds two red and one green fruit "
+    "is at most what"
+)
 WORDS = _TEXT.split()
 
 
@@ -33,7 +36,12 @@ def write(path: Path, n_tasks: int, group: int, response_words: int) -> None:
         for task in range(n_tasks):
             prompt = f"Problem {task}: " + " ".join(rng.choices(WORDS, k=25)) + "?"
             for rollout in range(group):
-                row = {"task_id": f"task-{task}", "prompt": prompt, "rollout_id": rollout, "reward": float(rng.random() < 0.3)}
+                row = {
+                    "task_id": f"task-{task}",
+                    "prompt": prompt,
+                    "rollout_id": rollout,
+                    "reward": float(rng.random() < 0.3),
+                }
                 row["response_length"] = rng.randrange(1000)
                 if response_words:
                     row["response"] = " ".join(rng.choices(WORDS, k=response_words))
@@ -83,7 +91,9 @@ def main() -> None:
         tasks = args.tasks // 4 if args.with_responses else args.tasks
         write(path, tasks, args.group, 150 if args.with_responses else 0)
         for _ in range(1 if args.once else 3):
-            out = subprocess.run([sys.executable, __file__, "--read", str(path)], check=True, capture_output=True, text=True)
+            out = subprocess.run(
+                [sys.executable, __file__, "--read", str(path)], check=True, capture_output=True, text=True
+            )
             r = json.loads(out.stdout)
             print(
                 f"{r['MB']:.0f} MB, {r['rollouts']:,} rollouts of {r['tasks']:,} tasks: {r['seconds']:.2f} s, "

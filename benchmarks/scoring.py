@@ -2,7 +2,8 @@
 
     python benchmarks/scoring.py [--quick]
 
-Prints a Markdown table. The yardstick of the first part is the plain numpy loop in rollonce/reference.py, on the same table.
+Prints a Markdown table. The yardstick of the first part is the plain numpy loop in rollonce/reference.py, on the same
+table.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def against_reference() -> None:
 def in_batches_and_tasks(quick: bool) -> None:
     print("\n### Linear in batches, flat in N (TF-IDF softmax, G = 2, batches of 32; each N in a process of its own)\n")
     print("| N | batches | CPU seconds | CPU ms a batch | peak memory, MiB |\n|---|---|---|---|---|", flush=True)
-    for n, batches in ((4_000, 1_000), (4_000, 2_000), (20_000, 1_000), (100_000, 1_000), (100_000, 2_000))[: 3 if quick else 5]:
+    for n, batches in ((4_000, 1_000), (4_000, 2_000), (20_000, 1_000), (100_000, 1_000), (100_000, 2_000))[
+        : 3 if quick else 5
+    ]:
         subprocess.run([sys.executable, __file__, "--one", str(n), str(batches)], check=True)
 
 
@@ -144,7 +147,8 @@ def advantages_32() -> None:
 def advantages_large() -> None:
     print("\n### A batch of 4,096 with a window of 65,536 rows, features at hand, float32 in blocks, two threads\n")
     print(
-        "| kernel | seconds | CPU seconds | peak memory of the process, MiB | largest error, 32 rows |\n|---|---|---|---|---|",
+        "| kernel | seconds | CPU seconds | peak memory of the process, MiB | largest error, 32 rows "
+        "|\n|---|---|---|---|---|",
         flush=True,
     )
     for name in ("buckets", "rbf", "softmax", "softmax-embedding", "nearest"):
@@ -176,10 +180,14 @@ def large(name: str) -> None:
     feature.transform(batch.tasks)
     feature.transform(history.tasks)
     small = Batch(batch.tasks.take(np.arange(64)), batch.rewards_B[:64])
-    short = History(history.tasks.take(np.arange(200_000 // 64)), history.rewards_H[: 200_000 // 64], ages[: 200_000 // 64])
+    short = History(
+        history.tasks.take(np.arange(200_000 // 64)), history.rewards_H[: 200_000 // 64], ages[: 200_000 // 64]
+    )
     from rollonce.baselines.large import large_predict
 
-    large_predict(kernel, 0.0, Tasks.concat(small.tasks, short.tasks), 64, np.ones(64 + len(short)), np.ones(64 + len(short)))  # compile
+    large_predict(
+        kernel, 0.0, Tasks.concat(small.tasks, short.tasks), 64, np.ones(64 + len(short)), np.ones(64 + len(short))
+    )  # compile
     start, start_cpu = time.perf_counter(), time.process_time()
     b = baseline.predict(batch, history)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
@@ -192,7 +200,10 @@ def large(name: str) -> None:
     log_w[~visible[0]] = -np.inf
     w = np.exp(log_w - log_w.max(axis=1, keepdims=True))
     exact = (w @ rewards) / w.sum(axis=1)
-    print(f"| {title} | {seconds:.2f} | {cpu_seconds:.2f} | {memory:.0f} | {np.abs(b[:32] - exact).max():.1e} |", flush=True)
+    print(
+        f"| {title} | {seconds:.2f} | {cpu_seconds:.2f} | {memory:.0f} | {np.abs(b[:32] - exact).max():.1e} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

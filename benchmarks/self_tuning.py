@@ -1,7 +1,7 @@
 """How long self-tuning takes: a fit on N rewards, and a prediction for a batch of 32 with a window of 512.
 
-Run ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/self_tuning.py``: seconds of the processor on one thread (the least of
-``--repeats``), on prompts of the shipped set rg_easy_gemma3_27b_G3, the largest.
+Run ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/self_tuning.py``: seconds of the processor on one
+thread (the least of ``--repeats``), on prompts of the shipped set rg_easy_gemma3_27b_G3, the largest.
 """
 
 from __future__ import annotations

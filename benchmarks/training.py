@@ -1,10 +1,11 @@
-"""A step of the loop beside a step of TRL's GRPOTrainer, and what advantages cost: ratios measured in one run, on one thread.
+"""A step of the loop beside a step of TRL's GRPOTrainer, and what advantages cost: ratios measured in one run, on one
+thread.
 
     python benchmarks/training.py [--steps 12] [--no-trl] [--profile]
 
-Same model (the embedded policy), prompts, 4 tasks x 8 rollouts, sampling (temperature 1, whole vocabulary, 96 tokens), loss (group mean,
-token mean, no KL, no clipping that bites), optimizer and machine; steps of both take turns, so that whatever else the machine does falls on
-both. Prints Markdown. TRL is the extra ``trl``.
+Same model (the embedded policy), prompts, 4 tasks x 8 rollouts, sampling (temperature 1, whole vocabulary, 96 tokens),
+loss (group mean, token mean, no KL, no clipping that bites), optimizer and machine; steps of both take turns, so that
+whatever else the machine does falls on both. Prints Markdown. TRL is the extra ``trl``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ KERNEL_ARMS = ("gs1_tfidf", "gs1_buckets", "gs1_family", "gs1_kriging", "gs1_sel
 
 
 def our_config(arm: dict[str, Any], **train: Any) -> RunConfig:
-    return validated(RunConfig, {"name": "x", "arm": arm, "tasks": {"train": 1920, "holdout": 30, "test": 30}, "train": train})
+    return validated(
+        RunConfig, {"name": "x", "arm": arm, "tasks": {"train": 1920, "holdout": 30, "test": 30}, "train": train}
+    )
 
 
 class Ours:
@@ -51,7 +54,11 @@ class Ours:
     def step(self) -> float:
         self.k += 1
         start = time.process_time()
-        tasks = [t for t in step_tasks(self.splits.train, self.config.tasks_per_step, self.k, 0) for _ in range(self.config.arm.group_size)]
+        tasks = [
+            t
+            for t in step_tasks(self.splits.train, self.config.tasks_per_step, self.k, 0)
+            for _ in range(self.config.arm.group_size)
+        ]
         rewards_B, samples, _ = roll(self.learner, tasks, self.config, [0, self.k])
         a = time.process_time()
         batch = Batch(view(tasks), rewards_B)
@@ -164,7 +171,11 @@ def profiles(ours: Ours, theirs: Callable[[], float]) -> None:
     for name, step in (("rollonce", ours.step), ("TRL", theirs)):
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             step()
-        print(f"{name}\n{seen.key_averages().table(sort_by='self_cpu_time_total', row_limit=12, max_name_column_width=40)}")
+        print(
+            name,
+            seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=12, max_name_column_width=40),
+            sep="\n",
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Trials a minute of the tuner at N = 800 tasks, G = 10, B = 32 on one core, and the share of the time spent in scoring.
+"""Trials a minute of the tuner at N = 800 tasks, G = 10, B = 32 on one core, and the share of the time spent in
+scoring.
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/tuning.py [--trials 200] [--window 0]
 
-The set is the shipped cruxeval_input_codellama7b_t02 (800 x 10). The process is warmed up first (numba compiles once a machine);
+The set is the shipped cruxeval_input_codellama7b_t02 (800 x 10). The process is warmed up first (numba compiles once a
+machine);
 features are not: their vocabulary and similarity tables are part of what a search costs.
 """
 
@@ -36,9 +38,9 @@ def main() -> None:
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(
             f"{sampler:>9}, window {args.window}: {len(trials)} trials in {wall:.1f} s ({cpu:.1f} CPU s), "
-            f"{60 * len(trials) / wall:.0f} a minute "
-            f"({60 * len(trials) / cpu:.0f} a CPU minute), {objective.seconds_scoring / wall:.0%} in scoring and similarity tables, "
-            f"best {best_value(trials):.3f} of LOO"
+            f"{60 * len(trials) / wall:.0f} a minute ({60 * len(trials) / cpu:.0f} a CPU minute), "
+            f"{objective.seconds_scoring / wall:.0%} in scoring and similarity tables, best {best_value(trials):.3f} "
+            "of LOO"
         )
 
 

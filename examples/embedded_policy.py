@@ -1,4 +1,5 @@
-"""What the TRL examples share: a policy small enough for a laptop's CPU, its tasks, and their reward. Put your own in their place."""
+"""What the TRL examples share: a policy small enough for a laptop's CPU, its tasks, and their reward. Put your own in
+their place."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def load_model() -> tuple[Any, Any]:
 
 
 def load_data(held_out: int, train: int = 1920) -> tuple[Dataset, Dataset, Any]:
-    """Training and test prompts as chat messages, and a reward function that grades completions against the references."""
+    """Training and test prompts as chat messages, and a reward function that grades completions against the
+    references."""
     splits = load_tasks("embedded", train=train, test=held_out)
     known = {task.prompt: task for tasks in (splits.train, splits.test) for task in tasks}
 

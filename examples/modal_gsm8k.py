@@ -5,8 +5,8 @@
     modal volume get rollonce gsm8k ./out/gsm8k           # the page, the curves, the checkpoints
 
 **Not run on Modal**: written from its documentation, and here only imported and its functions called on this machine
-(tests/integrations/test_examples.py). A run that is cut off (a time limit, preemption) goes on where it was when it is started again:
-`rollonce compare` is resumable, and the volume keeps what it wrote.
+(tests/integrations/test_examples.py). A run that is cut off (a time limit, preemption) goes on where it was when it is
+started again: `rollonce compare` is resumable, and the volume keeps what it wrote.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ THERE, KEPT = "/rollonce", "/kept"  # in the container: this repository, and the
 
 def install_command(root: str) -> list[str]:
     """How rollonce is installed from its source, with what training needs and the tested versions."""
-    return [sys.executable, "-m", "pip", "install", "--constraint", f"{root}/constraints.txt", f"{root}[train]", "datasets"]
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--constraint",
+        f"{root}/constraints.txt",
+        f"{root}[train]",
+        "datasets",
+    ]
 
 
 def compare_command(spec: str, out: str, seeds: list[int]) -> list[str]:

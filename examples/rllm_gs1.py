@@ -13,7 +13,8 @@ from rollonce.integrations.rllm import register
 
 
 def advantages_by_role(file: str) -> dict[str, str]:
-    """Register the baseline; what AgentTrainer takes as ``traj_group_adv_estimator_map`` (with ``rllm.algorithm.use_rllm=true``)."""
+    """Register the baseline; what AgentTrainer takes as ``traj_group_adv_estimator_map`` (with
+    ``rllm.algorithm.use_rllm=true``)."""
     register("rollonce", file, state="out/rollonce.json")
     return {"solver": "rollonce"}
 
@@ -22,7 +23,9 @@ def main() -> None:
     """Train your agent; fill in the dots as in rLLM's own examples."""
     from rllm.trainer import AgentTrainer
 
-    trainer = AgentTrainer(backend="tinker", traj_group_adv_estimator_map=advantages_by_role(sys.argv[1]))  # workflow_class=..., config=...
+    trainer = AgentTrainer(
+        backend="tinker", traj_group_adv_estimator_map=advantages_by_role(sys.argv[1])
+    )  # workflow_class=..., config=...
     trainer.train()
 
 

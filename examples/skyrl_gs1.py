@@ -1,8 +1,10 @@
-"""SkyRL with one rollout a task and a tuned baseline. Needs GPUs, Python 3.12, skyrl[fsdp] and rollonce in one environment.
+"""SkyRL with one rollout a task and a tuned baseline. Needs GPUs, Python 3.12, skyrl[fsdp] and rollonce in one
+environment.
 
     rollonce tune rollouts.jsonl --out baseline.json
     ROLLONCE_BASELINE=baseline.json python examples/skyrl_gs1.py trainer.policy.model.path=... data.train_data=... \
-        trainer.algorithm.advantage_estimator=gs1 generator.n_samples_per_prompt=1        # all other settings as SkyRL has them
+        trainer.algorithm.advantage_estimator=gs1 generator.n_samples_per_prompt=1        # all other settings as SkyRL
+        has them
 
 The history of rewards lies in SkyRL's checkpoints. Metrics: ``rollonce/*``.
 """

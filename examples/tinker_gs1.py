@@ -1,10 +1,12 @@
-"""One rollout a task on a Tinker-compatible service (Tinker, Modal's Spindle, SkyRL's server ...), the whole loop in sight.
+"""One rollout a task on a Tinker-compatible service (Tinker, Modal's Spindle, SkyRL's server ...), the whole loop in
+sight.
 
     export TINKER_API_KEY=tml-...  TINKER_BASE_URL=https://...
     python examples/tinker_gs1.py --model Qwen/Qwen3.5-2B --renderer chat --tasks gsm8k:hub --steps 60
 
-``--baseline`` is any of `rollonce train`'s names (gs1_tfidf, gs1_kriging, loo, flashreinforce, critic_prompt, none) or a baseline.json that
-``rollonce tune`` wrote. ``rollonce train`` does the same with resume, evaluation and metrics; this is what it comes down to.
+``--baseline`` is any of `rollonce train`'s names (gs1_tfidf, gs1_kriging, loo, flashreinforce, critic_prompt, none) or
+a baseline.json that ``rollonce tune`` wrote. ``rollonce train`` does the same with resume, evaluation and metrics; this
+is what it comes down to.
 """
 
 from __future__ import annotations
@@ -60,13 +62,22 @@ def main() -> None:
         for step in range(args.steps):
             start = step * args.batch % (len(tasks) - args.batch + 1)
             batch = [tasks[i] for i in order[start : start + args.batch]]
-            samples = policy.sample([t.prompt for t in batch], max_new_tokens=args.max_tokens, seed=args.seed * 100_003 + step)
+            samples = policy.sample(
+                [t.prompt for t in batch], max_new_tokens=args.max_tokens, seed=args.seed * 100_003 + step
+            )
             grades = grade(batch, samples.texts, truncated=samples.truncated_B.tolist())
             result = hook.advantages([t.prompt for t in batch], grades.rewards)
             told = policy.update(samples, torch.from_numpy(result.advantages_N), learning_rate=args.learning_rate)
-            # On-policy the trainer's log-probabilities are the sampler's: a drift here is the first thing to look at when learning stalls.
+            # On-policy the trainer's log-probabilities are the sampler's: a drift here is the first thing to look at
+            # when learning stalls.
             drift = float((told.log_probs_BT - samples.log_probs_BT).abs().max())
-            record = {"step": step, **result.metrics, "grad_norm": told.grad_norm, "drift": drift, "tokens": samples.n_tokens}
+            record = {
+                "step": step,
+                **result.metrics,
+                "grad_norm": told.grad_norm,
+                "drift": drift,
+                "tokens": samples.n_tokens,
+            }
             log.write(json.dumps(record) + "\n")
             log.flush()
             print(f"step {step}: reward {record['reward']:.3f}, E[A^2] against LOO {_ratio(record):.3f}")

@@ -3,7 +3,8 @@
     python examples/trl_gs1.py --steps 60 --seed 0        # a few minutes on one CPU core
     python examples/trl_gs1.py --baseline baseline.json   # what `rollonce tune` wrote
 
-Its twin with TRL as it comes is examples/trl_grpo.py; both differ in the two lines that name the configuration and the trainer.
+Its twin with TRL as it comes is examples/trl_grpo.py; both differ in the two lines that name the configuration and the
+trainer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main() -> None:
     args = arguments("GS1 with a self-tuning baseline")
     model, tokenizer = load_model()
     train, test, reward = load_data(args.held_out)
-    # A smaller window and rarer fits than the default: a step of this policy takes a second, a step of a real one minutes.
+    # A smaller window and rarer fits than the default: a step of this policy takes a second, a step of a real one
+    # minutes.
     baseline = Baseline.load(file) if file else SelfTuning(window=256, max_rows=256, refit_every=32)
     trainer = SingleRolloutGRPOTrainer(
         model,

@@ -1,12 +1,15 @@
 """TRL + accelerate + vLLM on several GPUs, one rollout a task: GSM8K with a tuned baseline.
 
     rollonce tune rollouts.jsonl --out baseline.json
-    accelerate launch --num_processes 4 examples/trl_multi_gpu.py --baseline baseline.json --model Qwen/Qwen2.5-1.5B-Instruct
+    accelerate launch --num_processes 4 examples/trl_multi_gpu.py --baseline baseline.json --model
+    Qwen/Qwen2.5-1.5B-Instruct
 
-Every process sees the rewards of all (the adapter gathers them), computes the same baseline and takes its own rows' advantages; the
-baseline runs on the CPU and takes no GPU memory. A step is ``per_device x processes x accumulation`` different tasks, here 16 x 4 x 2.
+Every process sees the rewards of all (the adapter gathers them), computes the same baseline and takes its own rows'
+advantages; the baseline runs on the CPU and takes no GPU memory. A step is ``per_device x processes x accumulation``
+different tasks, here 16 x 4 x 2.
 
-**Not run on GPUs**: the same adapter is tested with two CPU processes, and this file with ``--tiny`` (tests/integrations/test_examples.py).
+**Not run on GPUs**: the same adapter is tested with two CPU processes, and this file with ``--tiny``
+    (tests/integrations/test_examples.py).
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ def gsm8k() -> Dataset:
 
 def tiny() -> Dataset:
     """Sixteen sums, to try the script without a hub."""
-    return Dataset.from_list([{"prompt": [{"role": "user", "content": f"{i} + {i}?"}], "solution": f"#### {2 * i}"} for i in range(16)])
+    return Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"{i} + {i}?"}], "solution": f"#### {2 * i}"} for i in range(16)]
+    )
 
 
 def main() -> None:
@@ -52,7 +57,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tiny", action="store_true", help="sixteen sums on the CPU, without vLLM")
     args = parser.parse_args()
-    device: dict[str, Any] = {"bf16": True, "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
+    device: dict[str, Any] = {
+        "bf16": True,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.3,
+    }
     if args.tiny:
         device = {"bf16": False, "use_cpu": True, "report_to": [], "disable_tqdm": True}
     config = SingleRolloutGRPOConfig(
@@ -67,7 +77,9 @@ def main() -> None:
         save_steps=50,
         **device,
     )
-    trainer = SingleRolloutGRPOTrainer(args.model, reward, config, train_dataset=tiny() if args.tiny else gsm8k(), baseline=args.baseline)
+    trainer = SingleRolloutGRPOTrainer(
+        args.model, reward, config, train_dataset=tiny() if args.tiny else gsm8k(), baseline=args.baseline
+    )
     trainer.train()
 
 

@@ -1,4 +1,6 @@
-"""Writes the local specifications: one text, few differences. ``python specs/make_local.py`` after changing something here."""
+"""Writes the local specifications: one text, few differences.
+
+Run ``python specs/make_local.py`` after changing something here."""
 
 from __future__ import annotations
 
@@ -42,14 +44,14 @@ def base() -> dict[str, Any]:
     gradient = {"atol": 1e-5, "rtol": 1e-3, "min_cosine": 0.9999}
     return {
         "title": "Local twin: GS1 (TF-IDF kernel, G=1) vs GRPO (G=8) on the embedded policy",
-        "hypothesis": "At 32 rollouts a step, GS1 with the post's TF-IDF kernel is within 8 points of GRPO (group size 8) on held-out "
-        "reasoning-gym tasks after 40 steps.",
+        "hypothesis": "At 32 rollouts a step, GS1 with the post's TF-IDF kernel is within 8 points of "
+        "GRPO (group size 8) on held-out reasoning-gym tasks after 40 steps.",
         "method": "The request's experiment in small: the embedded policy instead of a served model, four types of "
-        "reasoning-gym tasks, of which it solves from one in ten to nine in ten, instead of GSM8K, full fine-tuning instead of "
-        "LoRA. Both arms share seed, shuffle, steps, learning rate and loss; they differ in "
-        "grouping and advantage.",
-        "success_criterion": "Validated if the paired Hoeffding interval on the difference lies above -0.08; failed if it lies below; else "
-        "inconclusive. Conditional on the checkpoints of seed 1.",
+        "reasoning-gym tasks, of which it solves from one in ten to nine in ten, instead of GSM8K, full fine-tuning "
+        "instead of LoRA. Both arms share seed, shuffle, steps, learning rate and loss; they differ in grouping and "
+        "advantage.",
+        "success_criterion": "Validated if the paired Hoeffding interval on the difference lies above -0.08; failed "
+        "if it lies below; else inconclusive. Conditional on the checkpoints of seed 1.",
         "primary_endpoint": "greedy accuracy of the final checkpoint",
         "training_type": "rl",
         "base_model": "embedded",
@@ -65,7 +67,11 @@ def base() -> dict[str, Any]:
             "applicable": True,
             "reason": "GS1 matters only if its baseline differs from the batch mean and predicts better.",
             "checks": [
-                check("offline_beff_ratio_tfidf_vs_loo_mean", "B_eff of the TF-IDF kernel over that of the LOO mean, B = 32, recipe", 1.03),
+                check(
+                    "offline_beff_ratio_tfidf_vs_loo_mean",
+                    "B_eff of the TF-IDF kernel over that of the LOO mean, B = 32, recipe",
+                    1.03,
+                ),
                 check("pilot_mean_abs_gs1_minus_batchmean_baseline", "Mean |b - LOO mean| in the pilot", 0.01),
                 check("self_weight_max", "Largest weight of the own reward", 0.0, 0.0),
                 check("executed_rollouts_per_step", "Rollouts a step in each arm", 32, 32),
@@ -95,7 +101,9 @@ def base() -> dict[str, Any]:
         "restoration_preflight": {
             "applicable": True,
             "reason": "Both arms start from the same weights: log-probabilities within atol 1e-4.",
-            "groups": [{"arms": [{"name": a["name"], "optimizer": "adam", "optimizer_config": optimizer} for a in arms]}],
+            "groups": [
+                {"arms": [{"name": a["name"], "optimizer": "adam", "optimizer_config": optimizer} for a in arms]}
+            ],
         },
         "generation_audit": {
             "answer_comparison": "task_grader",
@@ -113,7 +121,13 @@ def base() -> dict[str, Any]:
             "seeds": [SEED],
             "estimand": "Greedy accuracy, GS1 minus GRPO, after the registered steps.",
             "criteria": [
-                {"id": "primary", "metric": "accuracy", "bounds": [0, 1], "margin": MARGIN, "weights": {"treatment": 1, "baseline": -1}}
+                {
+                    "id": "primary",
+                    "metric": "accuracy",
+                    "bounds": [0, 1],
+                    "margin": MARGIN,
+                    "weights": {"treatment": 1, "baseline": -1},
+                }
             ],
         },
         "rollonce": {
@@ -148,8 +162,8 @@ def gate_fails() -> dict[str, Any]:
     return tune(
         base(),
         "A gate that fails: TF-IDF kernel on the embedded mixture of fifteen types",
-        "As the twin's. On fifteen types a batch of 32 holds about two tasks of each, so the kernel averages over one or two rewards; the "
-        "gate is there to notice that before anything is trained.",
+        "As the twin's. On fifteen types a batch of 32 holds about two tasks of each, so the kernel averages over one "
+        "or two rewards; the gate is there to notice that before anything is trained.",
         **{
             "dataset.name": "embedded",
             "rollonce.tasks": "embedded",
@@ -166,8 +180,8 @@ def inconclusive() -> dict[str, Any]:
     spec = tune(
         base(),
         "A design that cannot tell: ten steps, 200 items",
-        "As the twin's, with so few items that only a difference above 11 points could validate it: the power statement "
-        "says so beforehand.",
+        "As the twin's, with so few items that only a difference above 11 points could validate it: the power "
+        "statement says so beforehand.",
         **{"eval.n_examples": 200, "steps": steps, "arms.0.steps": steps, "arms.1.steps": steps},
     )
     return spec
@@ -177,7 +191,8 @@ def follow_up(local: bool) -> dict[str, Any]:
     """GS1 against FlashREINFORCE and against critics, all at one rollout a task."""
     spec = base() if local else json.loads((HERE / "gs1_vs_grpo_gsm8k.spec.json").read_text(encoding="utf-8"))
     if not local:
-        # The notes of whoever wrote the request's file are about that experiment; method and command name what is shared.
+        # The notes of whoever wrote the request's file are about that experiment; method and command name what is
+        # shared.
         for key in ("command", "preflight", "baseline", "feasibility_check", "spec_preflight"):
             spec.pop(key)
         spec["rollonce"] = {
@@ -191,12 +206,17 @@ def follow_up(local: bool) -> dict[str, Any]:
             "pilot_eval_items": 100,
         }
         spec["method"] = (
-            "tinker-cookbook's math_rl recipe on GSM8K, every arm at group size 1 and 32 tasks a step, each under the patch of "
-            "rollonce.integrations.tinker_cookbook; only the baseline differs. The critic is a ridge regression on the prompt's TF-IDF "
-            "vector, fitted to past steps' rewards on the client: services offer no token-level critic through the SDK."
+            "tinker-cookbook's math_rl recipe on GSM8K, every arm at group size 1 and 32 tasks a step, each under the "
+            "patch of rollonce.integrations.tinker_cookbook; only the baseline differs. The critic is a ridge "
+            "regression on the prompt's TF-IDF vector, fitted to past steps' rewards on the client: services offer no "
+            "token-level critic through the SDK."
         )
     lr, steps = spec["optimizer"]["lr"], spec["steps"]
-    kinds = [("flashreinforce_g1", "batch_mean"), ("gs1_tfidf_g1", "tfidf_kernel_loo_T0.1"), ("critic_prompt_g1", "critic_prompt")]
+    kinds = [
+        ("flashreinforce_g1", "batch_mean"),
+        ("gs1_tfidf_g1", "tfidf_kernel_loo_T0.1"),
+        ("critic_prompt_g1", "critic_prompt"),
+    ]
     kinds += [("critic_token_g1", "critic_token")] if local else []
     seed = spec["arms"][0]["seed"]
     spec["arms"] = [arm(name, advantage, 1, steps) | {"lr": lr, "seed": seed} for name, advantage in kinds]
@@ -208,7 +228,9 @@ def follow_up(local: bool) -> dict[str, Any]:
     checks.insert(-1, check("executed_group_size_baseline", "Group size in the FlashREINFORCE arm", 1, 1))
     spec["activation_gate"]["checks"] = checks
     margin = -0.1 if local else -0.05
-    spec["decision_rule"]["estimand"] = "Greedy accuracy, GS1 minus each of the others, after the registered steps; simultaneous."
+    spec["decision_rule"]["estimand"] = (
+        "Greedy accuracy, GS1 minus each of the others, after the registered steps; simultaneous."
+    )
     spec["decision_rule"]["criteria"] = [
         {
             "id": f"gs1_vs_{a['name']}",
@@ -226,13 +248,16 @@ def follow_up(local: bool) -> dict[str, Any]:
     spec["rollonce"]["roles"] = {"baseline": "flashreinforce_g1", "treatment": "gs1_tfidf_g1"}
     where = "the embedded policy" if local else "GSM8K, Qwen3.5-2B"
     spec["title"] = f"Follow-up: GS1 vs FlashREINFORCE and critics at one rollout a task, {where}"
-    spec["hypothesis"] = f"GS1 is within {-100 * margin:.0f} points of FlashREINFORCE and of the critics at the same rollouts and steps."
+    spec["hypothesis"] = (
+        f"GS1 is within {-100 * margin:.0f} points of FlashREINFORCE and of the critics at the same rollouts and steps."
+    )
     if local:
         spec["eval"]["n_examples"] = 1600
         spec["method"] = (
-            "The twin's setting, every arm at group size 1: the plain batch mean (FlashREINFORCE), the TF-IDF kernel, a ridge regression "
-            "on the prompt's TF-IDF vector fitted to past steps (prompt-level critic), and a value head with GAE on the policy's "
-            "hidden state (token-level critic, whose first three steps train the critic alone and count)."
+            "The twin's setting, every arm at group size 1: the plain batch mean (FlashREINFORCE), the TF-IDF kernel, "
+            "a ridge regression on the prompt's TF-IDF vector fitted to past steps (prompt-level critic), and a value "
+            "head with GAE on the policy's hidden state (token-level critic, whose first three steps train the critic "
+            "alone and count)."
         )
     return spec
 

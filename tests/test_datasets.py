@@ -69,5 +69,9 @@ def test_the_beginning_of_a_name_will_do_if_it_is_one() -> None:
 
 def test_small_and_quick_to_import() -> None:
     assert sum(datasets.path(n).stat().st_size for n in datasets.names()) < 1_000_000
-    code = "import sys, rollonce.datasets; print([m for m in ('orjson', 'pyarrow', 'scipy', 'torch') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, rollonce.datasets; print([m for m in ('orjson', 'pyarrow', 'scipy', 'torch') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

@@ -64,7 +64,12 @@ def test_saved_baselines_predict_where_nothing_but_numpy_can_be_imported(tmp_pat
         baseline.observe(batch)
         want.append(str(baseline.predict(batch).tolist()))
     out = run(
-        BLOCKED.format(blocked=[*HEAVY, "orjson", "rich", "tyro", "pydantic", "joblib"], prompts=PROMPTS, rewards=rewards, paths=paths)
+        BLOCKED.format(
+            blocked=[*HEAVY, "orjson", "rich", "tyro", "pydantic", "joblib"],
+            prompts=PROMPTS,
+            rewards=rewards,
+            paths=paths,
+        )
     )
     assert out.splitlines() == want
 
@@ -76,5 +81,12 @@ def test_nothing_is_pickled(folder):
     root = Path(rollonce.__file__).parent
     for file in [*(root / folder).glob("*.py"), root / "component.py"]:
         text = file.read_text(encoding="utf-8")
-        for word in ("import pickle", "import joblib", "import dill", "import cloudpickle", "import marshal", "allow_pickle=True"):
+        for word in (
+            "import pickle",
+            "import joblib",
+            "import dill",
+            "import cloudpickle",
+            "import marshal",
+            "allow_pickle=True",
+        ):
             assert word not in text, f"{file.name} has {word!r}"

@@ -10,7 +10,15 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from rollonce import reference
-from rollonce.baselines import Batch, KernelBaseline, Kriging, LeaveOneOut, Rloo, published_length_buckets, published_tfidf
+from rollonce.baselines import (
+    Batch,
+    KernelBaseline,
+    Kriging,
+    LeaveOneOut,
+    Rloo,
+    published_length_buckets,
+    published_tfidf,
+)
 from rollonce.features import CategoryColumn, LogLength
 from rollonce.kernels import Rbf, Same, Softmax
 
@@ -34,7 +42,9 @@ def test_word_tfidf_is_scikit_learns_default():
     theirs = TfidfVectorizer().fit(texts)
     vocabulary, idf = reference.fit_tfidf(texts)
     assert list(vocabulary) == theirs.get_feature_names_out().tolist()
-    np.testing.assert_allclose(reference.tfidf_vectors(texts, vocabulary, idf), theirs.transform(texts).toarray(), atol=1e-14)
+    np.testing.assert_allclose(
+        reference.tfidf_vectors(texts, vocabulary, idf), theirs.transform(texts).toarray(), atol=1e-14
+    )
     x = theirs.transform(texts)
     np.testing.assert_allclose(reference.tfidf_similarity(texts), (x @ x.T).toarray(), atol=1e-14)
 
@@ -48,7 +58,9 @@ def test_the_seeds_own_lines_give_the_same_baseline():
     w = np.exp((x @ x.T).toarray() / 0.1)
     np.fill_diagonal(w, 0.0)
     seed = (w @ rewards) / w.sum(1)
-    np.testing.assert_allclose(reference.gs1_baseline(reference.tfidf_similarity(prompts, train), rewards), seed, atol=1e-12)
+    np.testing.assert_allclose(
+        reference.gs1_baseline(reference.tfidf_similarity(prompts, train), rewards), seed, atol=1e-12
+    )
     np.testing.assert_allclose(published_tfidf().fit(train).predict(Batch.of(prompts, rewards)), seed, atol=1e-12)
 
 
@@ -56,7 +68,13 @@ def test_two_clusters_at_T_1_with_unequal_sizes_by_hand():
     # Three "red" and two "blue": a formula that forgets the -1, or swaps the clusters' sizes, gives other numbers.
     prompts, rewards = ["red apple", "red apple", "red apple", "blue sea", "blue sea"], [1.0, 0.0, 0.5, 0.0, 1.0]
     e = math.e
-    want = [(e * 0.5 + 1) / (2 * e + 2), (e * 1.5 + 1) / (2 * e + 2), (e * 1 + 1) / (2 * e + 2), (e * 1 + 1.5) / (e + 3), 1.5 / (e + 3)]
+    want = [
+        (e * 0.5 + 1) / (2 * e + 2),
+        (e * 1.5 + 1) / (2 * e + 2),
+        (e * 1 + 1) / (2 * e + 2),
+        (e * 1 + 1.5) / (e + 3),
+        1.5 / (e + 3),
+    ]
     cluster = [0, 0, 0, 1, 1]
     np.testing.assert_allclose(reference.two_cluster_baseline(cluster, rewards, 1.0), want, atol=1e-15)
     np.testing.assert_allclose(reference.gs1_baseline(prompts, rewards, 1.0), want, atol=1e-15)
@@ -78,7 +96,9 @@ def test_two_clusters_at_any_temperature(temperature, sizes):
 
 def test_identical_prompts_do_not_activate_the_kernel():
     rewards = [1.0, 0.0, 0.25, 0.75]
-    np.testing.assert_allclose(reference.gs1_baseline(["same words"] * 4, rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15)
+    np.testing.assert_allclose(
+        reference.gs1_baseline(["same words"] * 4, rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15
+    )
     np.testing.assert_allclose(reference.loo_mean(rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15)
 
 
@@ -150,7 +170,9 @@ def test_moments_by_hand():
 def test_the_four_published_values(snr, published):
     assert reference.loo_beff_closed_form(snr, 32) == pytest.approx(published, abs=0.2)
     # The same thing from its parts, with s2 = 1.
-    assert reference.loo_beff_closed_form(snr, 32) == pytest.approx(reference.b_eff(1.0, snr * 32 / 31 + 1 / 31, 32), abs=1e-12)
+    assert reference.loo_beff_closed_form(snr, 32) == pytest.approx(
+        reference.b_eff(1.0, snr * 32 / 31 + 1 / 31, 32), abs=1e-12
+    )
 
 
 def test_closed_form_mse_by_hand():

@@ -61,7 +61,8 @@ def test_groups_must_be_finite_and_match_their_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["reward", "mean_reward", "response_length", "num_tokens", "Score", "is_correct", "finish_reason", "logprobs_sum"]
+    "name",
+    ["reward", "mean_reward", "response_length", "num_tokens", "Score", "is_correct", "finish_reason", "logprobs_sum"],
 )
 def test_columns_known_only_after_the_rollout_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="known only after the rollout"):
@@ -85,7 +86,10 @@ def test_normalised_prompts() -> None:
 
 def test_rendering_of_chats() -> None:
     assert render_messages([{"role": "user", "content": "hi"}]) == "hi"
-    assert render_messages([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]) == "system: s\n\nuser: u"
+    assert (
+        render_messages([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+        == "system: s\n\nuser: u"
+    )
     parts = [{"type": "text", "text": "look: "}, {"type": "image_url", "image_url": {"url": "x"}}, "ok"]
     assert render_messages([{"role": "user", "content": parts}]) == "look: [image_url]ok"
     assert render_messages([{"role": "assistant", "content": None, "tool_calls": [{}]}]) == "assistant: "
@@ -95,8 +99,13 @@ def test_rendering_of_chats() -> None:
 
 
 def test_importing_the_readers_is_quick() -> None:
-    code = "import sys, rollonce.readers; print([m for m in ('pyarrow', 'scipy', 'torch', 'pydantic', 'inspect_ai') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, rollonce.readers; print([m for m in ('pyarrow', 'scipy', 'torch', 'pydantic', 'inspect_ai') if m "
+        "in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 @pytest.mark.slow
@@ -106,6 +115,8 @@ def test_a_million_rollouts_of_100k_tasks_stay_under_a_gibibyte() -> None:
 
     bench = Path(__file__).parents[1] / "benchmarks" / "reading.py"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    out = subprocess.run([sys.executable, str(bench), "--once"], capture_output=True, text=True, check=True, env=env).stdout
+    out = subprocess.run(
+        [sys.executable, str(bench), "--once"], capture_output=True, text=True, check=True, env=env
+    ).stdout
     grown = float(out.rsplit("memory grew by ", 1)[1].split(" MiB at its peak")[0].split(", ")[1])
     assert grown < 1024

@@ -1,4 +1,5 @@
-"""The command line: ``rollonce VERB ...``. One file a verb in `rollonce.commands`; nothing heavy is imported before a verb is known.
+"""The command line: ``rollonce VERB ...``. One file a verb in `rollonce.commands`; nothing heavy is imported before a
+verb is known.
 
 Exit codes: 0 done, 1 a gate or check failed, 2 bad input, 130 stopped by Ctrl-C.
 """
@@ -35,12 +36,16 @@ VERBS: dict[str, Verb] = {
     "tune": Verb("tune", "hill-climb to a baseline on your rollouts, and report it on tasks it was not tuned on"),
     "transfer": Verb("transfer", "does a kernel tuned on one set work on another? kernels x sets, as a matrix"),
     "plan": Verb("plan", "one rollout per task or groups at your budget, and the power of a decision rule"),
-    "collect": Verb("collect", "calibration rollouts from a policy: a server, a model on this machine, or the embedded one"),
+    "collect": Verb(
+        "collect", "calibration rollouts from a policy: a server, a model on this machine, or the embedded one"
+    ),
     "run": Verb("run", "a pre-registered experiment from its specification to its verdict, resumable"),
     "noise": Verb("noise", "measured gradient noise of every baseline at a fixed policy, beside what B_eff predicts"),
     "train": Verb("train", "train a policy with one baseline, one seed"),
     "compare": Verb("compare", "train arms x seeds and compare them, with intervals and a verdict"),
-    "report": Verb("report", "compare the arms of a directory of training runs: differences with intervals, time, one page"),
+    "report": Verb(
+        "report", "compare the arms of a directory of training runs: differences with intervals, time, one page"
+    ),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 

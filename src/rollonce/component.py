@@ -1,8 +1,8 @@
 """What features, kernels and baselines share: a name, a configuration and a state, both plain JSON.
 
-Every one is a dataclass whose fields are its settings. `config` writes them (nested components included) with the class's
-registered ``type``; `from_config` builds the same thing again; `state_dict` holds what `fit` or `observe` learned. Together
-they are the whole of a saved baseline, so nothing needs pickle.
+Every one is a dataclass whose fields are its settings. `config` writes them (nested components included) with the
+class's registered ``type``; `from_config` builds the same thing again; `state_dict` holds what `fit` or `observe`
+learned. Together they are the whole of a saved baseline, so nothing needs pickle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ C = TypeVar("C", bound="type[Component]")
 def register(cls: C) -> C:
     """Class decorator: makes ``cls.type`` known to `from_config`. A second class of one name is refused."""
     if cls.type in _REGISTRY and _REGISTRY[cls.type].__qualname__ != cls.__qualname__:
-        raise InputError(f"two components are called {cls.type!r}: {_REGISTRY[cls.type].__qualname__} and {cls.__qualname__}")
+        raise InputError(
+            f"two components are called {cls.type!r}: {_REGISTRY[cls.type].__qualname__} and {cls.__qualname__}"
+        )
     _REGISTRY[cls.type] = cls
     return cls
 
@@ -79,7 +81,9 @@ class Component:
         children = self.children()
         for name, child_state in state.get("children", {}).items():
             if name not in children:
-                raise InputError(f"the state has a part {name!r} that a {self.type!r} with this configuration does not have")
+                raise InputError(
+                    f"the state has a part {name!r} that a {self.type!r} with this configuration does not have"
+                )
             children[name].load_state_dict(child_state)
         self.load_own_state({k: v for k, v in state.items() if k != "children"})
 
@@ -109,7 +113,8 @@ def from_config(config: dict[str, Any]) -> Any:
 
 
 def _check_parts(cls: type[Component], settings: dict[str, Any]) -> None:
-    """A kernel where a kernel belongs, a feature where a feature does: otherwise a damaged file fails much later, in `predict`."""
+    """A kernel where a kernel belongs, a feature where a feature does: otherwise a damaged file fails much later, in
+    `predict`."""
     try:
         hints = typing.get_type_hints(cls)
     except NameError:  # a user's class that names types from inside a function
@@ -121,7 +126,9 @@ def _check_parts(cls: type[Component], settings: dict[str, Any]) -> None:
         if not (isinstance(wanted, type) and issubclass(wanted, Component)):
             continue
         if several and not isinstance(value, list | tuple):
-            raise InputError(f"{name!r} of a {cls.type!r} must be a list of {wanted.__name__}s, not {str(value)[:80]!r}")
+            raise InputError(
+                f"{name!r} of a {cls.type!r} must be a list of {wanted.__name__}s, not {str(value)[:80]!r}"
+            )
         for part in value if several else [value]:
             if not isinstance(part, wanted):
                 found = repr(part.type) if isinstance(part, Component) else repr(str(part)[:80])

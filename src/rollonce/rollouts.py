@@ -1,9 +1,10 @@
 """The table that every command reads: tasks x rollouts, ragged groups allowed.
 
-Shapes: ``_N`` tasks, ``_R`` rollouts (all tasks' groups end to end, in task order), ``_B`` batch, ``_G`` rollouts of a task.
+Shapes: ``_N`` tasks, ``_R`` rollouts (all tasks' groups end to end, in task order), ``_B`` batch, ``_G`` rollouts of a
+    task.
 
-A task is what can be known *before* a rollout (its prompt and declared columns): `Tasks`. Features and kernels are handed
-that view and nothing else, so they cannot read a reward, a response or its length.
+A task is what can be known *before* a rollout (its prompt and declared columns): `Tasks`. Features and kernels are
+handed that view and nothing else, so they cannot read a reward, a response or its length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from rollonce.errors import InputError
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# What is only known once a rollout has run. A column named so is refused as a feature: using it would bias the gradient.
+# What is only known once a rollout has run. A column named so is refused as a feature: using it would bias the
+# gradient.
 _AFTER_THE_ROLLOUT = re.compile(
     r"(?:^|_)(?:reward|rewards|score|scores|return|returns|advantage|advantages|response|responses|completion|completions|output|outputs"
     r"|correct|passed|pass|success|solved|grade|graded|judge|finish|stop_reason|truncated|num_turns|n_turns|tokens_out|length|lengths|len|tokens|logprob|logprobs"
@@ -38,12 +40,14 @@ def check_column_name(name: str) -> str:
     """Refuse a feature column whose name says that it is known only after the rollout.
 
     Raises:
-        InputError: for names like ``reward``, ``response_length`` or ``num_tokens``. ``prompt_length`` and its like are fine.
+        InputError: for names like ``reward``, ``response_length`` or ``num_tokens``. ``prompt_length`` and its like are
+            fine.
     """
     if _AFTER_THE_ROLLOUT.search(name) and not _BEFORE_THE_ROLLOUT.match(name):
         raise InputError(
-            f"column {name!r} is named like something known only after the rollout, and a baseline that reads it biases the gradient; "
-            "declare columns known before the rollout (family, level, source, prompt_length ...), or rename it if it truly is one"
+            f"column {name!r} is named like something known only after the rollout, and a baseline that reads it "
+            "biases the gradient; declare columns known before the rollout (family, level, source, prompt_length "
+            "...), or rename it if it truly is one"
         )
     return name
 
@@ -56,9 +60,9 @@ def normalise_prompt(prompt: str) -> str:
 def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     """Chat messages as text, the one way used everywhere: ``role: content`` blocks joined by a blank line.
 
-    A single user message is just its content, so a chat-formatted and a plain log of the same task agree. Content given as
-    a list of parts keeps the text parts and writes ``[image]`` and the like for others; tool calls are left out (they come
-    after the prompt).
+    A single user message is just its content, so a chat-formatted and a plain log of the same task agree. Content given
+    as a list of parts keeps the text parts and writes ``[image]`` and the like for others; tool calls are left out
+    (they come after the prompt).
 
     Raises:
         InputError: if something in the list is not a message.
@@ -66,7 +70,9 @@ def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     blocks: list[tuple[str, str]] = []
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
-            raise InputError(f"a prompt given as a list must hold messages with 'role' and 'content', not {str(message)[:80]!r}")
+            raise InputError(
+                f"a prompt given as a list must hold messages with 'role' and 'content', not {str(message)[:80]!r}"
+            )
         content = message.get("content")
         if content is None:
             text = ""
@@ -94,7 +100,8 @@ class Tasks:
         task_ids: N ids, default ``"0" .. "N-1"``.
         columns: Declared pre-rollout columns, each of N values (text or numbers).
 
-    `take` gives a view that shares the parent's cache, so a feature of N tasks is computed once however many batches are drawn.
+    `take` gives a view that shares the parent's cache, so a feature of N tasks is computed once however many batches
+    are drawn.
     """
 
     def __init__(
@@ -107,7 +114,11 @@ class Tasks:
         self.index_N: IntArray | None = None
         self._prompts: Sequence[str] = prompts
         n = len(prompts)
-        self._task_ids = np.array([str(i) for i in range(n)], dtype=object) if task_ids is None else np.asarray(task_ids, dtype=object)
+        self._task_ids = (
+            np.array([str(i) for i in range(n)], dtype=object)
+            if task_ids is None
+            else np.asarray(task_ids, dtype=object)
+        )
         if len(self._task_ids) != n:
             raise InputError(f"{n} prompts but {len(self._task_ids)} task ids")
         self._columns: dict[str, NDArray[Any]] = {}
@@ -150,7 +161,11 @@ class Tasks:
         for key, value in first._cache.items():
             if _is_feature(key) and key in second._cache:
                 other = second._cache[key]
-                both._cache[key] = np.concatenate([value, other]) if isinstance(value, np.ndarray) else type(value).stack([value, other])
+                both._cache[key] = (
+                    np.concatenate([value, other])
+                    if isinstance(value, np.ndarray)
+                    else type(value).stack([value, other])
+                )
         return both
 
     @property
@@ -187,11 +202,14 @@ class Tasks:
         columns = self._root._columns
         if name not in columns:
             known = ", ".join(columns) or "none"
-            raise InputError(f"no column {name!r} among the declared ones ({known}); declare it when reading, as in --columns {name}")
+            raise InputError(
+                f"no column {name!r} among the declared ones ({known}); declare it when reading, as in --columns {name}"
+            )
         return columns[name] if self.index_N is None else columns[name][self.index_N]
 
     def cached(self, key: Any, compute: Callable[[Tasks], Any]) -> Any:
-        """``compute(root)`` once per key for all tasks, then the rows of this view. What it returns must index by row."""
+        """``compute(root)`` once per key for all tasks, then the rows of this view. What it returns must index by
+        row."""
         cache = self._root._cache
         if key not in cache:
             cache[key] = compute(self._root)
@@ -204,7 +222,11 @@ class Tasks:
 
         def compute(root: Tasks) -> IntArray:
             codes: dict[str, int] = {}
-            return np.fromiter((codes.setdefault(normalise_prompt(p), len(codes)) for p in root._prompts), dtype=np.int64, count=len(root))
+            return np.fromiter(
+                (codes.setdefault(normalise_prompt(p), len(codes)) for p in root._prompts),
+                dtype=np.int64,
+                count=len(root),
+            )
 
         return self.cached("prompt_keys", compute)
 
@@ -222,7 +244,8 @@ class Rollouts:
         steps_R: The training step (or iteration, epoch) of each rollout, or None (R,).
         order_R: Position of each rollout in the file(s), for logs that are read as a stream (R,).
         source: The file or files that it came from.
-        skipped: What ``skip_bad_rows`` passed over, a message each (at most a hundred, then a line that says how many more).
+        skipped: What ``skip_bad_rows`` passed over, a message each (at most a hundred, then a line that says how many
+            more).
         n_skipped: How many rows it passed over in all.
         format: The log format that it was read from (``generic``, ``verl``, ...), if it was read.
     """

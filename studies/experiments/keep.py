@@ -2,8 +2,8 @@
 
     python studies/experiments/keep.py RUN_DIRECTORY NAME
 
-Longer JSON lines are gzipped; the records hold the hashes of the plain files, and tests/experiments/test_kept_experiments.py checks them
-and decides once more from the items.
+Longer JSON lines are gzipped; the records hold the hashes of the plain files, and
+tests/experiments/test_kept_experiments.py checks them and decides once more from the items.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ def keep(run: Path, name: str) -> None:
     target = HERE / name
     if target.exists():
         shutil.rmtree(target)
-    plain = ["records.jsonl", "spec.json", "report.html", "report.md", *(p.name for p in run.glob("spec.revision-*.json"))]
+    plain = [
+        "records.jsonl",
+        "spec.json",
+        "report.html",
+        "report.md",
+        *(p.name for p in run.glob("spec.revision-*.json")),
+    ]
     lines = [
         "calibration.jsonl",
         *(str(p.relative_to(run)) for d in ("pilot", "arms", "evaluation") for p in sorted((run / d).glob("*.jsonl"))),

@@ -1,7 +1,9 @@
-"""Would a noise of its own for each task help? A ceiling: the tasks' *true* noise (from all their rollouts) in place of one for all.
+"""Would a noise of its own for each task help? A ceiling: the tasks' *true* noise (from all their rollouts) in place of
+one for all.
 
-``python studies/self_tuning/noise.py`` writes noise.json: for the six sets whose window holds every other task, E[A^2] with one noise over
-E[A^2] with each task's own (``oracle``), or halfway (``half``). Above 1 is better. Shares are cross-fitted as in run.py.
+``python studies/self_tuning/noise.py`` writes noise.json: for the six sets whose window holds every other task, E[A^2]
+with one noise over E[A^2] with each task's own (``oracle``), or halfway (``half``). Above 1 is better. Shares are
+cross-fitted as in run.py.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def gains(table: Rollouts, draws: int = 3) -> dict[str, float]:
         for f, part in enumerate(parts):
             assert isinstance(part, SelfTuning)
             c = part.covariance(table.tasks, every[None])[0]
-            noise = min(float(part.shares_K1[-1]), s2 / (s2 + tau2))  # the rest of that share is difficulty that no kernel explains
+            noise = min(
+                float(part.shares_K1[-1]), s2 / (s2 + tau2)
+            )  # the rest of that share is difficulty that no kernel explains
             for name, own in OWN.items():
                 scaled = c.copy()
                 scaled[every, every] += noise * own * (np.maximum(s2_N / s2, 0.05) - 1)

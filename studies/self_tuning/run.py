@@ -1,7 +1,9 @@
-"""How high does the effective batch size go, by a baseline that tunes itself? The Targets table on the eight shipped sets.
+"""How high does the effective batch size go, by a baseline that tunes itself? The Targets table on the eight shipped
+sets.
 
-Run ``python studies/self_tuning/run.py`` (about half an hour on one core; ``--quick`` for a look in minutes, ``--only SET`` for one set,
-``--page`` to write README.md again from results.json). Cross-fitted over tasks: see `rollonce.tuning.crossfit`.
+Run ``python studies/self_tuning/run.py`` (about half an hour on one core; ``--quick`` for a look in minutes, ``--only
+SET`` for one set, ``--page`` to write README.md again from results.json). Cross-fitted over tasks: see
+`rollonce.tuning.crossfit`.
 """
 
 from __future__ import annotations
@@ -54,9 +56,13 @@ def with_labels() -> SelfTuning:
 
 
 def curve(seed: int, n_batches: int) -> list[dict[str, Any]]:
-    """Level against the window on rg_easy: self-tuning, self-tuning with the true family, the mean of the true family."""
+    """Level against the window on rg_easy: self-tuning, self-tuning with the true family, the mean of the true
+    family."""
     table = datasets.load(RG_EASY)
-    fitted = {"self_tuning": cross_fitted(SelfTuning, table, seed=seed), "with_family": cross_fitted(with_labels, table, seed=seed)}
+    fitted = {
+        "self_tuning": cross_fitted(SelfTuning, table, seed=seed),
+        "with_family": cross_fitted(with_labels, table, seed=seed),
+    }
     out = []
     for asked in WINDOWS:
         window = min(asked, table.n_tasks - 32)
@@ -83,15 +89,25 @@ def page(results: dict[str, Any]) -> str:
     sets = results["sets"]
     lines = ["# Self-tuning on the eight sets", ""]
     lines += [
-        "`python studies/self_tuning/run.py` wrote this page. Ratio to the in-batch LOO mean at B = 32, with the paired 95% interval over"
+        "`python studies/self_tuning/run.py` wrote this page. Ratio to the in-batch LOO mean at B = 32, with the "
+        "paired 95% interval over"
     ]
     lines += [
-        "tasks (hyper-parameters held fixed in its resamples). Everything learned from rewards was learned from other folds' tasks, on one"
+        "tasks (hyper-parameters held fixed in its resamples). Everything learned from rewards was learned from other "
+        "folds' tasks, on one"
     ]
     lines += ["rollout each; a window is of min(512, N - 32) other tasks, one rollout each.", ""]
-    lines += ["| set | N | batches | LOO | in batch | TF-IDF | window | with window | TF-IDF | LOO mean |", "|" + "---|" * 10]
+    lines += [
+        "| set | N | batches | LOO | in batch | TF-IDF | window | with window | TF-IDF | LOO mean |",
+        "|" + "---|" * 10,
+    ]
     for name, r in sets.items():
-        cells = [name, str(r["n_tasks"]), str(r["batch"]["self_tuning"]["n_batches"]), f"{r['batch']['loo']['b_eff'][0]:.2f}"]
+        cells = [
+            name,
+            str(r["n_tasks"]),
+            str(r["batch"]["self_tuning"]["n_batches"]),
+            f"{r['batch']['loo']['b_eff'][0]:.2f}",
+        ]
         for column in ("batch", "window"):
             if column == "window":
                 cells.append(str(r[column]["self_tuning"]["window"]))
@@ -121,33 +137,74 @@ def page(results: dict[str, Any]) -> str:
         f"| against TF-IDF (worse on none; better on six) | worse on {len(worse)}: {say(not worse)} | "
         f"better on {len(better)} of {len(sets)}: {say(len(better) >= 6)} |"
     )
-    tf_mean, loo_mean = geometric(list(tfidf["window"].values())), geometric([r["window"]["loo"]["ratio"][0] for r in sets.values()])
-    lines += ["", f"Geometric means of others: TF-IDF {geometric(list(tfidf['batch'].values())):.3f} in batch and {tf_mean:.3f} with the"]
+    tf_mean, loo_mean = (
+        geometric(list(tfidf["window"].values())),
+        geometric([r["window"]["loo"]["ratio"][0] for r in sets.values()]),
+    )
+    lines += [
+        "",
+        f"Geometric means of others: TF-IDF {geometric(list(tfidf['batch'].values())):.3f} in batch and {tf_mean:.3f} "
+        "with the",
+    ]
     lines += [f"window; windowed LOO mean {loo_mean:.3f}.", ""]
     if results.get("curve"):
         lines += ["## How the level on rg_easy grows with the window", ""]
-        lines += ["Level against the rows of the window; the second and third columns are told the true family of each task.", ""]
-        lines += ["| window | self-tuning | self-tuning, told the family | mean of the true family |", "|---|---|---|---|"]
+        lines += [
+            "Level against the rows of the window; the second and third columns are told the true family of each task.",
+            "",
+        ]
+        lines += [
+            "| window | self-tuning | self-tuning, told the family | mean of the true family |",
+            "|---|---|---|---|",
+        ]
         for row in results["curve"]:
-            lines.append(f"| {row['window']} | {row['self_tuning']:.2f} | {row['with_family']:.2f} | {row['family_mean']:.2f} |")
+            lines.append(
+                f"| {row['window']} | {row['self_tuning']:.2f} | {row['with_family']:.2f} | {row['family_mean']:.2f} |"
+            )
         at = next(r for r in results["curve"] if r["window"] == 512)
         last = results["curve"][-1]
         near, far = ([f"{r[k]:.2f}" for k in ("with_family", "family_mean", "self_tuning")] for r in (at, last))
-        lines += ["", f"With 512 rows Kriging told the true family reaches {near[0]}, the mean of the true family {near[1]}, and prompts"]
-        lines += [f"alone {near[2]}. With every other task visible ({last['window']} rows, a rollout each) they reach {far[0]}, {far[1]}"]
-        lines += [f"and {far[2]}. What labels buy at 512 rows bounds what better recognition of templates could; it is an"]
-        lines += ["argument, not a proof: a feature that tells tasks of one family apart could pass it. The interval over"]
-        lines += ["tasks (table above) is far wider than the distance to 9.0. These rows rest on 238 batches each, of a few draws of the"]
+        lines += [
+            "",
+            f"With 512 rows Kriging told the true family reaches {near[0]}, the mean of the true family {near[1]}, and "
+            "prompts",
+        ]
+        lines += [
+            f"alone {near[2]}. With every other task visible ({last['window']} rows, a rollout each) they reach "
+            f"{far[0]}, {far[1]}"
+        ]
+        lines += [
+            f"and {far[2]}. What labels buy at 512 rows bounds what better recognition of templates could; it is an"
+        ]
+        lines += [
+            "argument, not a proof: a feature that tells tasks of one family apart could pass it. The interval over"
+        ]
+        lines += [
+            "tasks (table above) is far wider than the distance to 9.0. These rows rest on 238 batches each, of a few "
+            "draws of the"
+        ]
         lines += ["window, and are good to about 0.1; the level that counts is the one in the first table.", ""]
     noise = HERE / "noise.json"
     if noise.exists():
         found = json.loads(noise.read_text())
         oracle, half = ([r[k] for r in found.values()] for k in ("oracle", "half"))
         lines += ["## What did not help", ""]
-        lines += ["A noise of its own for each task (`noise.py`, with a window): even the *true* noise in place of one for all changes"]
-        lines += [f"the ratio by a factor of {geometric(oracle):.3f} (geometric mean; {min(oracle):.3f} to {max(oracle):.3f}), halfway by"]
-        lines += [f"{geometric(half):.3f} ({min(half):.3f} to {max(half):.3f}): rows with little noise are those of extreme difficulty,"]
-        lines += ["and trusting them more pulls the mean away. So `noise='bernoulli'` is an option, not the default.", ""]
+        lines += [
+            "A noise of its own for each task (`noise.py`, with a window): even the *true* noise in place of one for "
+            "all changes"
+        ]
+        lines += [
+            f"the ratio by a factor of {geometric(oracle):.3f} (geometric mean; {min(oracle):.3f} to "
+            f"{max(oracle):.3f}), halfway by"
+        ]
+        lines += [
+            f"{geometric(half):.3f} ({min(half):.3f} to {max(half):.3f}): rows with little noise are those of extreme "
+            "difficulty,"
+        ]
+        lines += [
+            "and trusting them more pulls the mean away. So `noise='bernoulli'` is an option, not the default.",
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -168,7 +225,10 @@ def main() -> None:
         results["sets"][name] = one_set(name, 400 if args.quick else 4080, 0 if args.quick else 100, args.seed)
         file.write_text(json.dumps(results, indent=1))
         r = results["sets"][name]
-        shown = " ".join(f"{c} {r[c]['self_tuning']['ratio'][0]:.3f} (TF-IDF {r[c]['tfidf']['ratio'][0]:.3f})" for c in ("batch", "window"))
+        shown = " ".join(
+            f"{c} {r[c]['self_tuning']['ratio'][0]:.3f} (TF-IDF {r[c]['tfidf']['ratio'][0]:.3f})"
+            for c in ("batch", "window")
+        )
         print(f"{name}: {shown}, {time.perf_counter() - start:.0f} s", flush=True)
     if not args.page and (not args.only or RG_EASY in args.only):
         results["curve"] = curve(args.seed, 238)

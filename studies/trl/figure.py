@@ -1,4 +1,5 @@
-"""The picture of the study: `python studies/trl/figure.py LOGS...` with the JSON files that the example scripts wrote."""
+"""The picture of the study: `python studies/trl/figure.py LOGS...` with the JSON files that the example scripts
+wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SMOOTH = 10
 
 
 def main() -> None:
-    """Left: training reward, a running mean of 10 steps. Right: held-out reward. A thin line a seed, a thick one their mean."""
+    """Left: training reward, a running mean of 10 steps. Right: held-out reward. A thin line a seed, a thick one their
+    mean."""
     runs = [json.loads(Path(f).read_text()) for f in sys.argv[1:]]
     matplotlib.rcParams.update({"svg.hashsalt": "rollonce", "font.size": 9})
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
@@ -50,7 +52,10 @@ def main() -> None:
     figure.savefig(out, metadata={"Date": None})
     print(f"{'arm':6s} seeds  before  after (each seed)            gain   dead groups  seconds of steps")
     for arm, n, before, after, gain, dead, seconds in table:
-        print(f"{arm:6s} {n:5d}  {before:6.3f}  {', '.join(f'{a:.3f}' for a in after):27s} {gain:+.3f}  {dead:11.2f}  {seconds:8.0f}")
+        print(
+            f"{arm:6s} {n:5d}  {before:6.3f}  {', '.join(f'{a:.3f}' for a in after):27s} {gain:+.3f}  {dead:11.2f}  "
+            f"{seconds:8.0f}"
+        )
     print(out.name)
 
 

@@ -1,4 +1,5 @@
-"""Baselines that break the contract, one way each: the audit must find every one. Also some that keep it in unusual ways."""
+"""Baselines that break the contract, one way each: the audit must find every one. Also some that keep it in unusual
+ways."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -59,7 +60,8 @@ class ScaleFittedOnTheBatch(Planted):
 
 @dataclass
 class LengthScaleFittedOnTheBatch(Planted):
-    """The weights leave the own row out, but the kernel's width was the best of three on this batch: a discrete leak."""
+    """The weights leave the own row out, but the kernel's width was the best of three on this batch: a discrete
+    leak."""
 
     def b(self, batch):
         options = [KernelBaseline(Rbf(length_scale=s)) for s in (0.05, 0.5, 5.0)]
@@ -268,7 +270,10 @@ class SilentZeros(Planted):
     def b(self, batch):
         ids = np.asarray(batch.tasks.task_ids, dtype=str)
         return np.array(
-            [batch.rewards_B[(ids == t) & (np.arange(len(ids)) != i)].mean() if (ids == t).sum() > 1 else 0.0 for i, t in enumerate(ids)]
+            [
+                batch.rewards_B[(ids == t) & (np.arange(len(ids)) != i)].mean() if (ids == t).sum() > 1 else 0.0
+                for i, t in enumerate(ids)
+            ]
         )
 
 

@@ -1,4 +1,5 @@
-"""The audit finds every planted leak, says which number gave it away, and takes baselines in every form that a user has them."""
+"""The audit finds every planted leak, says which number gave it away, and takes baselines in every form that a user has
+them."""
 
 import numpy as np
 import pytest
@@ -110,7 +111,9 @@ def test_the_message_holds_the_numbers_that_moved():
 
 
 def test_raising_lists_every_failure():
-    with pytest.raises(AssertionError, match=r"batch_mean: 2 of \d+ checks failed\n  batch_of_one: .*\n  leave_one_out: "):
+    with pytest.raises(
+        AssertionError, match=r"batch_mean: 2 of \d+ checks failed\n  batch_of_one: .*\n  leave_one_out: "
+    ):
         check_baseline(batch_mean, raise_on_failure=True)
 
 
@@ -152,7 +155,9 @@ def test_the_users_own_prompts_and_columns_are_used():
     check_baseline(spy, prompts=prompts)
     assert set(prompts) <= set(seen)
     check_baseline(KernelBaseline(Same()), prompts=prompts, columns=columns, raise_on_failure=True)
-    check_baseline(KernelBaseline(Same()), prompts=["one", "two"], columns={"family": ["x", "y"]}, raise_on_failure=True)
+    check_baseline(
+        KernelBaseline(Same()), prompts=["one", "two"], columns={"family": ["x", "y"]}, raise_on_failure=True
+    )
 
 
 def test_the_twin_of_a_self_inclusive_one_is_named():

@@ -72,7 +72,10 @@ def test_grpo_by_the_groups_deviation():
 
 @pytest.mark.parametrize("baseline", [Grpo(), Grpo("group"), Rloo()], ids=lambda b: b.label)
 def test_groups_of_one_are_refused_and_named(baseline):
-    with pytest.raises(InputError, match=r"at least two rollouts of every task, but task 'lonely' has one .* advantage would always be 0"):
+    with pytest.raises(
+        InputError,
+        match=r"at least two rollouts of every task, but task 'lonely' has one .* advantage would always be 0",
+    ):
         baseline.advantages(groups([1.0, 0.0, 1.0], "x", "x", "lonely"))
 
 
@@ -95,7 +98,9 @@ def test_leave_one_out_with_a_window_and_decay_by_hand():
     assert baseline.history.ages_H.tolist() == [2, 1, 1]
     b = batch([0.2, 0.6])
     past, weight = 0.25 * 0 + 0.5 * 1 + 0.5 * 0.5, 0.25 + 0.5 + 0.5
-    np.testing.assert_allclose(baseline.predict(b), [(0.6 + past) / (1 + weight), (0.2 + past) / (1 + weight)], atol=1e-15)
+    np.testing.assert_allclose(
+        baseline.predict(b), [(0.6 + past) / (1 + weight), (0.2 + past) / (1 + weight)], atol=1e-15
+    )
     np.testing.assert_allclose(baseline.weights(b)[0] * (1 + weight), [0, 1, 0.25, 0.5, 0.5], atol=1e-15)
     np.testing.assert_allclose(baseline.predict(b, History.empty()), [0.6, 0.2], atol=0)
     alone = baseline.predict(batch([0.9]))
@@ -111,7 +116,9 @@ def test_a_kernel_with_a_window_and_decay_by_hand():
     # Row 0 ("red") sees red 0.5 now, red 1 two steps ago (1/4), blue 0 one step ago (1/2).
     kernel = (e * 0.5 + 0.25 * e * 1.0 + 0.5 * 0.0) / (e + 0.25 * e + 0.5)
     loo = (0.5 + 0.25 * 1.0 + 0.5 * 0.0) / 1.75
-    np.testing.assert_allclose(baseline.predict(batch([0.2, 0.5], ["red", "red"]))[0], 0.5 * kernel + 0.5 * loo, atol=1e-15)
+    np.testing.assert_allclose(
+        baseline.predict(batch([0.2, 0.5], ["red", "red"]))[0], 0.5 * kernel + 0.5 * loo, atol=1e-15
+    )
 
 
 def test_history_keeps_the_newest_rows_and_forgets_the_rest():
@@ -132,7 +139,10 @@ def test_shrinkage_by_hand():
     kernel = np.array([0.5 / (e + 1), (e + 0.5) / (e + 1), 0.5])
     loo = np.array([0.25, 0.75, 0.5])
     b = batch(rewards, prompts)
-    for baseline in (KernelBaseline(Softmax(temperature=0.5), 0.3), Shrunk(KernelBaseline(Softmax(temperature=0.5)), 0.3)):
+    for baseline in (
+        KernelBaseline(Softmax(temperature=0.5), 0.3),
+        Shrunk(KernelBaseline(Softmax(temperature=0.5)), 0.3),
+    ):
         np.testing.assert_allclose(baseline.fit(prompts).predict(b), 0.7 * kernel + 0.3 * loo, atol=1e-15)
 
 

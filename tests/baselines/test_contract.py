@@ -110,7 +110,12 @@ def audit(make):
 
 def ours(kind):
     return sorted(
-        (name for name, cls in registered_types().items() if issubclass(cls, kind) and cls.__module__.startswith("rollonce.")), key=str
+        (
+            name
+            for name, cls in registered_types().items()
+            if issubclass(cls, kind) and cls.__module__.startswith("rollonce.")
+        ),
+        key=str,
     )
 
 
@@ -119,7 +124,9 @@ def test_baselines(make):
     audit(make)
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 40}, {"window": 25, "decay": 0.7, "shrinkage": 0.3}], ids=["batch", "window", "mixed"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"window": 40}, {"window": 25, "decay": 0.7, "shrinkage": 0.3}], ids=["batch", "window", "mixed"]
+)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda make: KernelBaseline(make()).label)
 def test_kernel_baselines(kernel, settings):
     audit(lambda: KernelBaseline(kernel(), **settings))
@@ -140,7 +147,9 @@ def test_every_registered_kernel(name):
 
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize(
-    "make", [published_tfidf, Kriging, lambda: Ridge(window=30), published_length_buckets, Tracker], ids=lambda m: m().label
+    "make",
+    [published_tfidf, Kriging, lambda: Ridge(window=30), published_length_buckets, Tracker],
+    ids=lambda m: m().label,
 )
 def test_other_seeds(make, seed):
     check_baseline(make, seed=seed, raise_on_failure=True)

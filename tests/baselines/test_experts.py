@@ -1,4 +1,5 @@
-"""Mixing experts by their past advantages: regret to the best and to LOO, drift, what is refused, and that no reward leaks."""
+"""Mixing experts by their past advantages: regret to the best and to LOO, drift, what is refused, and that no reward
+leaks."""
 
 import numpy as np
 import pytest
@@ -79,7 +80,9 @@ def test_simplex_and_stacking_are_the_optimum():
             return w @ gram @ w + 0.1 * ((w - np.eye(4)[1]) ** 2).sum()
 
         sums_to_one = {"type": "eq", "fun": lambda w: w.sum() - 1}
-        best = scipy.optimize.minimize(loss, np.full(4, 0.25), bounds=[(0, 1)] * 4, constraints=[sums_to_one], method="SLSQP")
+        best = scipy.optimize.minimize(
+            loss, np.full(4, 0.25), bounds=[(0, 1)] * 4, constraints=[sums_to_one], method="SLSQP"
+        )
         assert loss(a) <= best.fun + 1e-7
     np.testing.assert_allclose(stack(np.ones((3, 3)), 0.0, 2), [0, 0, 1])  # equal experts: stays at home
 

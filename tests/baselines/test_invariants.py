@@ -61,7 +61,9 @@ def test_smoothers(make, data, past, c, k, seed):
     np.testing.assert_allclose(baseline.predict(batch_of([data[i] for i in order])), b[order], atol=size)
 
     def changed(f):
-        return made(make, [[(p, f(r), q) for p, r, q in step] for step in past]).predict(batch_of([(p, f(r), q) for p, r, q in data]))
+        return made(make, [[(p, f(r), q) for p, r, q in step] for step in past]).predict(
+            batch_of([(p, f(r), q) for p, r, q in data])
+        )
 
     np.testing.assert_allclose(changed(lambda r: r + c)[seen], b[seen] + c, atol=size + 1e-8)
     np.testing.assert_allclose(changed(lambda r: r * k)[seen], b[seen] * k, atol=20 * size + 1e-8)
@@ -82,7 +84,9 @@ def test_kernel_means_lie_among_the_rewards_that_they_see(make, data, past):
     for i in range(len(batch)):
         others = np.delete(visible, i)
         if len(others):
-            assert others.min() - 1e-9 * (1 + abs(others.min())) <= b[i] <= others.max() + 1e-9 * (1 + abs(others.max()))
+            assert (
+                others.min() - 1e-9 * (1 + abs(others.min())) <= b[i] <= others.max() + 1e-9 * (1 + abs(others.max()))
+            )
 
 
 @settings(max_examples=40, deadline=None)
@@ -94,8 +98,14 @@ def test_kernel_means_lie_among_the_rewards_that_they_see(make, data, past):
 def test_two_clusters_of_any_sizes(cluster, temperature, seed):
     rewards = np.random.default_rng(seed).normal(size=len(cluster))
     prompts = ["red apple" if c else "blue sea" for c in cluster]
-    got = KernelBaseline(Softmax(temperature=temperature)).fit(["red apple", "blue sea"]).predict(Batch.of(prompts, rewards))
-    np.testing.assert_allclose(got, reference.two_cluster_baseline(np.array(cluster, int), rewards, temperature), atol=1e-9)
+    got = (
+        KernelBaseline(Softmax(temperature=temperature))
+        .fit(["red apple", "blue sea"])
+        .predict(Batch.of(prompts, rewards))
+    )
+    np.testing.assert_allclose(
+        got, reference.two_cluster_baseline(np.array(cluster, int), rewards, temperature), atol=1e-9
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,4 +113,6 @@ def test_two_clusters_of_any_sizes(cluster, temperature, seed):
 def test_buckets_are_the_references(lengths, n, seed):
     rewards = np.random.default_rng(seed).random(len(lengths))
     got = KernelBaseline(Buckets(n=n)).predict(Batch.of(["x" * k for k in lengths], rewards))
-    np.testing.assert_allclose(got, reference.length_bucket_baseline(np.array(lengths) + 1.0, rewards, buckets=n), atol=1e-12)
+    np.testing.assert_allclose(
+        got, reference.length_bucket_baseline(np.array(lengths) + 1.0, rewards, buckets=n), atol=1e-12
+    )

@@ -32,7 +32,9 @@ def brute_force(c, i, visible, y):
 def test_kriging_is_a_refit_without_the_row(window, decay):
     rng = np.random.default_rng(window)
     prompts, y, n = prompts_of(rng, 8 + window), rng.random(8 + window), 8
-    baseline = Kriging([Cosine(), Rbf(LogLength(), 0.4)], [1.5, 0.5], nugget=0.3, window=window, decay=decay).fit(prompts)
+    baseline = Kriging([Cosine(), Rbf(LogLength(), 0.4)], [1.5, 0.5], nugget=0.3, window=window, decay=decay).fit(
+        prompts
+    )
     ages = np.concatenate([np.zeros(n), np.repeat(np.arange(window // 5, 0, -1), 5)])
     for a in range(window // 5, 0, -1):
         at = np.flatnonzero(ages == a)
@@ -88,7 +90,9 @@ def test_kriging_with_hidden_copies_is_a_refit_without_all_of_them(seed):
 
 def test_kriging_when_only_copies_are_visible_gives_no_weight():
     baseline = Kriging().fit(["a prompt", "other words"])
-    w = baseline.weight_blocks(Tasks(["a prompt"] * 3), np.arange(3)[None], 3, np.zeros((1, 3, 3), bool), np.zeros(3, np.int64))
+    w = baseline.weight_blocks(
+        Tasks(["a prompt"] * 3), np.arange(3)[None], 3, np.zeros((1, 3, 3), bool), np.zeros(3, np.int64)
+    )
     assert (w == 0).all()
 
 
@@ -148,7 +152,10 @@ def test_ridge_without_history_is_the_leave_one_out_mean_and_with_it_ignores_the
 
 def stream(rng, steps, n=16):
     for _ in range(steps):
-        prompts = [" ".join([str(rng.choice(["easy", "hard"])), *list(rng.choice(WORDS, rng.integers(1, 6)))]) for _ in range(n)]
+        prompts = [
+            " ".join([str(rng.choice(["easy", "hard"])), *list(rng.choice(WORDS, rng.integers(1, 6)))])
+            for _ in range(n)
+        ]
         yield Batch.of(prompts, [float(rng.random() < (0.9 if p.startswith("easy") else 0.1)) for p in prompts])
 
 

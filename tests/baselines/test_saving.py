@@ -74,7 +74,9 @@ def test_a_damaged_file_is_named_in_a_sentence(saved, damage):
     assert len(caught.value.message) > 15
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[1, 2]", b"null", b"\x80\x04\x95pickle", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe\x00", b"[1, 2]", b"null", b"\x80\x04\x95pickle", b"[" * 100_000]
+)
 def test_what_is_no_baseline_file_is_named_in_a_sentence(tmp_path, content):
     path = tmp_path / "wrong.json"
     path.write_bytes(content)
@@ -107,7 +109,9 @@ def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
     assert [p.name for p in saved.parent.iterdir()] == ["baseline.json"]
 
 
-@pytest.mark.parametrize("make", [lambda: published_tfidf(window=20), lambda: Kriging(window=20), Tracker], ids=lambda m: m().label)
+@pytest.mark.parametrize(
+    "make", [lambda: published_tfidf(window=20), lambda: Kriging(window=20), Tracker], ids=lambda m: m().label
+)
 def test_odd_prompts_in_the_history_come_back(tmp_path, make):
     baseline = make().fit(PROMPTS)
     baseline.observe(Batch.of(ODD_PROMPTS, np.linspace(0, 1, len(ODD_PROMPTS))))

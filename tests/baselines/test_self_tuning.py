@@ -1,4 +1,5 @@
-"""Self-tuning: the fit, what falls back to LOO, what it finds, and that nothing of the batch being judged reaches it."""
+"""Self-tuning: the fit, what falls back to LOO, what it finds, and that nothing of the batch being judged reaches
+it."""
 
 import json
 import subprocess
@@ -214,7 +215,9 @@ def test_blocks_that_see_the_same_tasks_share_a_solve_and_agree_with_those_that_
     ages = np.zeros(64, np.int64)
     shared = b.weight_blocks(tasks, columns, 16, visible, ages)
     for k in range(4):
-        single = b.weight_blocks(Tasks([prompts[i] for i in columns[k]]), np.arange(64)[None], 16, visible[k : k + 1], ages)
+        single = b.weight_blocks(
+            Tasks([prompts[i] for i in columns[k]]), np.arange(64)[None], 16, visible[k : k + 1], ages
+        )
         np.testing.assert_allclose(shared[k], single[0], atol=1e-10)
 
 
@@ -310,7 +313,9 @@ def test_runs_of_batches_are_batches_with_a_window_of_other_tasks():
     assert (np.sort(columns, axis=1)[:, 1:] != np.sort(columns, axis=1)[:, :-1]).all()
     scorer.draws = cross_fitted(small, t, window=150)
     plain = Scorer(t, n_batches=60, resamples=0, n_batches_dear=60)
-    assert scorer.score(scorer.draws[0]).ratio.value == pytest.approx(plain.score(scorer.draws[0]).ratio.value, rel=0.05)
+    assert scorer.score(scorer.draws[0]).ratio.value == pytest.approx(
+        plain.score(scorer.draws[0]).ratio.value, rel=0.05
+    )
 
 
 def test_too_many_folds():

@@ -21,7 +21,12 @@ class Ran(NamedTuple):
 def rows(n_tasks: int = 8, group: int = 3, **more: Any) -> list[dict[str, Any]]:
     """Rewards of 0 and 1 that differ over tasks and within them."""
     return [
-        {"task_id": f"t{t}", "prompt": f"what is {t} and {t * 7}? " + "word " * t, "reward": float((t + g * (1 + t % 2)) % 3 > 0)} | more
+        {
+            "task_id": f"t{t}",
+            "prompt": f"what is {t} and {t * 7}? " + "word " * t,
+            "reward": float((t + g * (1 + t % 2)) % 3 > 0),
+        }
+        | more
         for t in range(n_tasks)
         for g in range(group)
     ]

@@ -11,7 +11,9 @@ from rollonce.commands.boards import Settings, score_table
 from rollonce.scoring import group_scores
 from rollonce.tuning.crossfit import crossfit_score
 
-TABLE = datasets.load("gsm8k_qwen25coder_1.5b")  # where self-tuning with a window is the best, so that the groups follow
+TABLE = datasets.load(
+    "gsm8k_qwen25coder_1.5b"
+)  # where self-tuning with a window is the best, so that the groups follow
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -37,7 +39,9 @@ def test_held_out_boards_leave_it_out():
 
 
 def test_without_a_window_there_is_no_history_and_no_critic(capsys):
-    assert main(["score", "taubench_airline_gpt4o", "--window", "0", "--batches", "50", "--resamples", "0", "--json"]) == 0
+    assert (
+        main(["score", "taubench_airline_gpt4o", "--window", "0", "--batches", "50", "--resamples", "0", "--json"]) == 0
+    )
     labels = [row["label"] for row in json.loads(capsys.readouterr().out)["boards"][0]["scores"]]
     assert labels
     assert len(set(labels)) == len(labels)

@@ -27,13 +27,25 @@ def one_json(ran: Ran) -> dict:
     return json.loads(ran.out)
 
 
-def test_table_fits_80_columns_without_escapes(tmp_path: Path, rollonce: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_80_columns_without_escapes(
+    tmp_path: Path, rollonce: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     ran = rollonce("score", write(tmp_path / "mine.jsonl", rows()), *QUICK)
     assert ran.code == 0, ran.err
     assert "\x1b" not in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
-    for word in ("mine", "LOO mean", "B_eff", "x LOO", "oracle (true mean)", "Apart", "FlashREINFORCE", "SNR", "Groups of G"):
+    for word in (
+        "mine",
+        "LOO mean",
+        "B_eff",
+        "x LOO",
+        "oracle (true mean)",
+        "Apart",
+        "FlashREINFORCE",
+        "SNR",
+        "Groups of G",
+    ):
         assert word in ran.out
 
 
@@ -81,7 +93,9 @@ def test_groups_of_one_are_ranked_without_levels(tmp_path: Path, rollonce: Calla
 
 def test_equal_rewards_say_so(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
     page = tmp_path / "out.html"
-    ran = rollonce("score", write(tmp_path / "same.jsonl", [r | {"reward": 1} for r in rows()]), *QUICK, "--report", page)
+    ran = rollonce(
+        "score", write(tmp_path / "same.jsonl", [r | {"reward": 1} for r in rows()]), *QUICK, "--report", page
+    )
     assert ran.code == 0, ran.err
     assert "nothing can be learned" in " ".join(ran.out.split())
     assert "nan" not in ran.out.lower()
@@ -110,11 +124,17 @@ def test_files_apart_or_together(tmp_path: Path, rollonce: Callable[..., Ran]) -
     fast = ["--batches", "10", "--resamples", "0", "--window", "4", "-B", "4"]
     for name in ("gsm_1.5b", "gsm_7b"):
         write(tmp_path / f"{name}.jsonl", rows())
-    names = lambda *more: [b["name"] for b in one_json(rollonce("score", tmp_path, *fast, "--json", "--jobs", "1", *more))["boards"]]  # noqa: E731
+
+    def names(*more):
+        boards = one_json(rollonce("score", tmp_path, *fast, "--json", "--jobs", "1", *more))["boards"]
+        return [board["name"] for board in boards]
+
     assert names() == ["gsm_1.5b", "gsm_7b"]
     run = tmp_path / "run"
     for step in (1, 2, 10):
-        records = [{"input": r["prompt"], "output": "x", "gts": "y", "score": r["reward"], "step": step} for r in rows(12)]
+        records = [
+            {"input": r["prompt"], "output": "x", "gts": "y", "score": r["reward"], "step": step} for r in rows(12)
+        ]
         write_to = run / f"{step}.jsonl"
         run.mkdir(exist_ok=True)
         write(write_to, records)
@@ -137,7 +157,9 @@ def test_processes_give_what_one_gives(tmp_path: Path, rollonce: Callable[..., R
 
 
 def test_shipped_set_by_the_beginning_of_its_name(rollonce: Callable[..., Ran]) -> None:
-    (board,) = one_json(rollonce("score", "taubench", "--json", "--batches", "20", "--resamples", "0", "--window", "16"))["boards"]
+    (board,) = one_json(
+        rollonce("score", "taubench", "--json", "--batches", "20", "--resamples", "0", "--window", "16")
+    )["boards"]
     assert board["name"] == "taubench_airline_gpt4o"
     assert board["moments"]["n_tasks"] == 50
 
@@ -163,7 +185,9 @@ def test_help_is_quick_and_reads_like_a_page(rollonce: Callable[..., Ran], monke
 
 def test_ctrl_c_is_a_sentence(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", rows(400, 4))
-    child = subprocess.Popen([*PROGRAM, "watch", str(file), "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [*PROGRAM, "watch", str(file), "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stderr is not None
     assert "following" in child.stderr.readline()
     time.sleep(0.2)
@@ -178,7 +202,9 @@ def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", rows())
     read_end, write_end = os.pipe()
     os.close(read_end)
-    ran = subprocess.run([*PROGRAM, "score", str(file), *QUICK], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    ran = subprocess.run(
+        [*PROGRAM, "score", str(file), *QUICK], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
+    )
     os.close(write_end)
     assert ran.returncode == 141
     assert ran.stderr == ""
@@ -200,7 +226,9 @@ def test_check_passes_and_fails(tmp_path: Path, rollonce: Callable[..., Ran], mo
     assert ran.code == 0
     assert "tuned on: gsm8k" in ran.out
     assert "All" in ran.out
-    (tmp_path / "leaky_mine.py").write_text("def leaky(prompts, rewards):\n    return [rewards.mean()] * len(prompts)\n")
+    (tmp_path / "leaky_mine.py").write_text(
+        "def leaky(prompts, rewards):\n    return [rewards.mean()] * len(prompts)\n"
+    )
     monkeypatch.chdir(tmp_path)
     ran = rollonce("check", "leaky_mine:leaky")
     assert ran.code == 1
@@ -213,7 +241,9 @@ def test_check_passes_and_fails(tmp_path: Path, rollonce: Callable[..., Ran], mo
     assert "leave_one_out" in [c["name"] for c in found["checks"] if not c["passed"]]
 
 
-def test_check_of_a_broken_module(tmp_path: Path, rollonce: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_a_broken_module(
+    tmp_path: Path, rollonce: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_mine.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     ran = rollonce("check", "broken_mine:f")

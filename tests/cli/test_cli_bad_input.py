@@ -1,4 +1,5 @@
-"""Issue 2's list of bad input, as the command line says it: a sentence with file and line, exit code 2, no traceback."""
+"""Issue 2's list of bad input, as the command line says it: a sentence with file and line, exit code 2, no
+traceback."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ ROWS = {
     "reward infinite": (bad_at(4, json.dumps(GOOD[4] | {"reward": float("inf")})), 5, "nfinit"),
     "reward text": (bad_at(4, GOOD[4] | {"reward": "high"}), 5, "reward"),
     "two prompts": (bad_at(4, GOOD[4] | {"prompt": "another"}), 5, "prompt"),
-    "same rollout twice": ([*(r | {"rollout_id": i} for i, r in enumerate(GOOD)), GOOD[4] | {"rollout_id": 4}], 25, "rollout"),
+    "same rollout twice": (
+        [*(r | {"rollout_id": i} for i, r in enumerate(GOOD)), GOOD[4] | {"rollout_id": 4}],
+        25,
+        "rollout",
+    ),
     "long prompt": (bad_at(4, GOOD[4] | {"task_id": "new", "prompt": "x" * 1_000_001}), 5, "1,000,0"),
     "a list": (bad_at(4, "[1, 2]"), 5, "object"),
 }
@@ -76,7 +81,9 @@ def test_too_little(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
     is_a_sentence(rollonce("watch", few, "-B", "64"), str(few), "smaller --batch-size")
 
 
-def test_the_second_of_two_files_is_refused_before_anything_is_scored(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
+def test_the_second_of_two_files_is_refused_before_anything_is_scored(
+    tmp_path: Path, rollonce: Callable[..., Ran]
+) -> None:
     good, few = write(tmp_path / "good.jsonl", rows(40)), write(tmp_path / "few.jsonl", rows(5))
     is_a_sentence(rollonce("score", good, few), str(few), "5 tasks")
 

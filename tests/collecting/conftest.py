@@ -32,7 +32,12 @@ def sums(tmp_path: Path) -> Path:
     """Twenty-four sums with their answers, in a column whether they are large."""
     file = tmp_path / "sums.jsonl"
     lines = [
-        {"id": f"s{a}", "prompt": f"{a} + {a * a} =", "reference": str(a + a * a), "size": "large" if a > 11 else "small"}
+        {
+            "id": f"s{a}",
+            "prompt": f"{a} + {a * a} =",
+            "reference": str(a + a * a),
+            "size": "large" if a > 11 else "small",
+        }
         for a in range(24)
     ]
     file.write_text("".join(json.dumps(r) + "\n" for r in lines))

@@ -33,7 +33,9 @@ class FakeServer:
         most_at_once: The largest number of POSTs that were under way together.
     """
 
-    def __init__(self, *, models: list[str] | None = None, trouble: Trouble | None = None, delay: float = 0.0, usage: bool = True) -> None:
+    def __init__(
+        self, *, models: list[str] | None = None, trouble: Trouble | None = None, delay: float = 0.0, usage: bool = True
+    ) -> None:
         self.models, self.trouble, self.delay, self.usage = models, trouble, delay, usage
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.key: str | None = None
@@ -162,4 +164,7 @@ class FakeServer:
 
     def asked(self) -> list[tuple[str, int | None]]:
         """(prompt, seed) of every POST."""
-        return [(b["messages"][-1]["content"] if "messages" in b else b["prompt"], b.get("seed")) for _, b, _ in self.requests]
+        return [
+            (b["messages"][-1]["content"] if "messages" in b else b["prompt"], b.get("seed"))
+            for _, b, _ in self.requests
+        ]

@@ -40,7 +40,18 @@ def rollonce(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: py
 
 
 def at(server: FakeServer, sums: Path, *more: object) -> list[object]:
-    words = ["collect", "fake-model", "--url", server.url, "--tasks-from", f"jsonl:{sums}", "--split", "all", "--grader", "numeric_exact"]
+    words = [
+        "collect",
+        "fake-model",
+        "--url",
+        server.url,
+        "--tasks-from",
+        f"jsonl:{sums}",
+        "--split",
+        "all",
+        "--grader",
+        "numeric_exact",
+    ]
     return [*words, "--columns", "size", "--tasks", 24, "--rollouts", 8, "--out", "x.jsonl", *more]
 
 
@@ -119,17 +130,26 @@ URL = "http://127.0.0.1:9/v1"
     ("argv", "words"),
     [
         (["m", "--url", URL], ["--tasks-from"]),
-        (["m", "--url", URL, "--tasks-from", "jsonl:sums.jsonl", "--split", "all"], ["24", "64 tasks asked for", "--tasks 24"]),
+        (
+            ["m", "--url", URL, "--tasks-from", "jsonl:sums.jsonl", "--split", "all"],
+            ["24", "64 tasks asked for", "--tasks 24"],
+        ),
         (
             ["m", "--url", URL, "--tasks-from", "jsonl:sums.jsonl", "--tasks", "20"],
             ["in the split 'calibration'", "--split all takes all 24"],
         ),
         (["m", "--url", URL, "--tasks-from", "jsonl:none.jsonl"], ["none.jsonl", "cannot be opened"]),
         (["m", "--url", URL, "--tasks-from", "jsonk:none.jsonl"], ["no source of tasks 'jsonk'", "reasoning-gym"]),
-        (["m", "--url", URL, "--tasks-from", "jsonl:sums.jsonl", "--split", "all", "--tasks", "9"], ["no server answers at", URL]),
+        (
+            ["m", "--url", URL, "--tasks-from", "jsonl:sums.jsonl", "--split", "all", "--tasks", "9"],
+            ["no server answers at", URL],
+        ),
         (["m", "--url", "localhost:8000", "--tasks-from", "embedded"], ["localhost:8000", "http://localhost:8000/v1"]),
         (["m", "--url", "http://me:pw@h/v1", "--tasks-from", "embedded"], ["--key-env"]),
-        (["m", "--url", URL, "--tasks-from", "embedded", "--key-env", "NOT_SET_ANYWHERE"], ["NOT_SET_ANYWHERE", "not set"]),
+        (
+            ["m", "--url", URL, "--tasks-from", "embedded", "--key-env", "NOT_SET_ANYWHERE"],
+            ["NOT_SET_ANYWHERE", "not set"],
+        ),
         (["m", "--url", URL, "--tasks-from", "embedded", "--extra", "{"], ["--extra", "JSON"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--extra", '{"seed": 1}'], ["--extra", "'seed'"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--api", "chats"], ["--api", "chat, completions"]),
@@ -145,15 +165,36 @@ URL = "http://127.0.0.1:9/v1"
         (["embedded", "--concurrency", "2"], ["--concurrency belongs to a server"]),
         (["embedded", "--retries", "2"], ["--retries belongs to a server"]),
         (["embedded", "--timeout", "2"], ["--timeout belongs to a server"]),
-        (["m", "--url", URL, "--tasks-from", "embedded", "--device", "cuda"], ["--device belongs to a model on this machine"]),
-        (["m", "--url", URL, "--tasks-from", "embedded", "--batch-rows", "8"], ["--batch-rows belongs to a model on this machine"]),
-        (["embedded", "--grader", "contains"], ["--grader belongs to tasks of jsonl:FILE, and those of embedded have their own"]),
-        (["embedded", "--tasks-from", "gsm8k:x", "--columns", "level"], ["--columns belongs to tasks of jsonl:FILE", "of gsm8k"]),
-        (["m", "--url", URL, "--tasks-from", "verifiers:x", "--grader", "contains"], ["--grader belongs", "of verifiers"]),
-        (["m", "--url", URL, "--tasks-from", "verifiers:x", "--time-limit", "9"], ["--time-limit", "scores its own rollouts"]),
+        (
+            ["m", "--url", URL, "--tasks-from", "embedded", "--device", "cuda"],
+            ["--device belongs to a model on this machine"],
+        ),
+        (
+            ["m", "--url", URL, "--tasks-from", "embedded", "--batch-rows", "8"],
+            ["--batch-rows belongs to a model on this machine"],
+        ),
+        (
+            ["embedded", "--grader", "contains"],
+            ["--grader belongs to tasks of jsonl:FILE, and those of embedded have their own"],
+        ),
+        (
+            ["embedded", "--tasks-from", "gsm8k:x", "--columns", "level"],
+            ["--columns belongs to tasks of jsonl:FILE", "of gsm8k"],
+        ),
+        (
+            ["m", "--url", URL, "--tasks-from", "verifiers:x", "--grader", "contains"],
+            ["--grader belongs", "of verifiers"],
+        ),
+        (
+            ["m", "--url", URL, "--tasks-from", "verifiers:x", "--time-limit", "9"],
+            ["--time-limit", "scores its own rollouts"],
+        ),
         (["embedded", "--tasks-from", "verifiers:x"], ["--url"]),
         ([URL, "--tasks-from", "embedded"], ["is an address"]),
-        (["./no/such/model", "--tasks-from", "jsonl:sums.jsonl", "--split", "all", "--tasks", "4"], ["no directory './no/such/model'"]),
+        (
+            ["./no/such/model", "--tasks-from", "jsonl:sums.jsonl", "--split", "all", "--tasks", "4"],
+            ["no directory './no/such/model'"],
+        ),
     ],
 )
 def test_bad_input_is_a_sentence(argv, words, sums, rollonce):
@@ -184,7 +225,9 @@ def drawn(n: int, seed: int, tmp_path: Path) -> tuple[Rollouts, Path]:
     rng = np.random.default_rng(seed)
     rewards = (rng.random((n, 8)) < rng.random((n, 1))).astype(float)
     file = tmp_path / "drawn.jsonl"
-    file.write_text("".join(json.dumps({"task_id": str(t), "response": f"{t}{g}"}) + "\n" for t in range(n) for g in range(8)))
+    file.write_text(
+        "".join(json.dumps({"task_id": str(t), "response": f"{t}{g}"}) + "\n" for t in range(n) for g in range(8))
+    )
     return Rollouts.from_groups(rewards, [f"task number {i}" for i in range(n)]), file
 
 

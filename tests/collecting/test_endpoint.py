@@ -59,7 +59,16 @@ def test_every_row_is_what_the_server_said_and_the_reader_agrees(ask):
 
 def test_base_models_are_asked_for_completions_with_template_system_and_extra_fields(ask):
     with FakeServer() as server:
-        collect(ask(server.url, api="completions", template="Q: {prompt}", system="Add.", extra={"top_k": -1}, temperature=0.7))
+        collect(
+            ask(
+                server.url,
+                api="completions",
+                template="Q: {prompt}",
+                system="Add.",
+                extra={"top_k": -1},
+                temperature=0.7,
+            )
+        )
     path, body, _ = server.requests[0]
     assert path == "/v1/completions"
     assert body["prompt"].startswith("Add.\n\nQ: ")
@@ -83,7 +92,14 @@ def test_no_more_requests_at_once_than_allowed_and_as_many_as_that(ask, limit):
 
 def test_momentary_failures_are_tried_again_with_growing_waits(ask, impatient):
     def trouble(k: int, body: dict[str, Any]) -> Any:
-        return [None, (500, {}, {"error": "ill"}), "drop", (503, {}, b"<html>"), (429, {}, {"error": {"message": "slow"}}), None][min(k, 5)]
+        return [
+            None,
+            (500, {}, {"error": "ill"}),
+            "drop",
+            (503, {}, b"<html>"),
+            (429, {}, {"error": {"message": "slow"}}),
+            None,
+        ][min(k, 5)]
 
     with FakeServer(trouble=trouble) as server:
         settings = ask(server.url, concurrency=1)
@@ -113,7 +129,9 @@ def test_retry_after_is_heeded_in_seconds_and_as_a_date(ask, impatient):
 
 
 def test_a_server_that_asks_to_wait_for_an_hour_has_said_no(ask, impatient):
-    with FakeServer(trouble=lambda k, body: (429, {"Retry-After": "3600"}, {"error": {"message": "quota used up"}})) as server:
+    with FakeServer(
+        trouble=lambda k, body: (429, {"Retry-After": "3600"}, {"error": {"message": "quota used up"}})
+    ) as server:
         with pytest.raises(InputError, match=r"quota used up.*asks to wait 3600 s"):
             collect(ask(server.url))
         assert len(server.requests) == 1
@@ -122,7 +140,9 @@ def test_a_server_that_asks_to_wait_for_an_hour_has_said_no(ask, impatient):
 
 def test_retries_are_bounded_and_what_was_answered_is_kept(ask, tmp_path):
     said: list[str] = []
-    with FakeServer(trouble=lambda k, body: (500, {}, {"error": {"message": "out of order"}}) if k >= 5 else None) as server:
+    with FakeServer(
+        trouble=lambda k, body: (500, {}, {"error": {"message": "out of order"}}) if k >= 5 else None
+    ) as server:
         settings = ask(server.url, concurrency=1, retries=3)
         with pytest.raises(InputError, match=r"failed 4 times in a row, last with status 500: 'out of order'"):
             collect(settings, say=said.append)
@@ -177,7 +197,9 @@ def test_resuming_remembers_that_seeds_are_refused(ask):
 
 def test_a_server_that_wants_the_limit_under_its_newer_name_gets_it(ask):
     def trouble(k: int, body: dict[str, Any]) -> Any:
-        said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        said = (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        )
         return (400, {}, {"error": {"message": said}}) if "max_tokens" in body else None
 
     with FakeServer(trouble=trouble) as server:
@@ -234,7 +256,9 @@ def test_a_wrong_key_is_a_sentence_without_the_key(ask, monkeypatch, models):
     monkeypatch.setenv("SOME_KEY", "sk-wrong")
     with FakeServer(models=models) as server:
         server.key = "sk-right"
-        with pytest.raises(InputError, match=r"refuses the key in SOME_KEY \(status 401.*\*\*\*.*correct SOME_KEY") as caught:
+        with pytest.raises(
+            InputError, match=r"refuses the key in SOME_KEY \(status 401.*\*\*\*.*correct SOME_KEY"
+        ) as caught:
             collect(ask(server.url, key_env="SOME_KEY"))
         assert "sk-wrong" not in str(caught.value)
         with pytest.raises(InputError, match=r"a request without a key.*--key-env"):
@@ -251,14 +275,18 @@ def test_no_server_is_said_at_once(ask):
 @pytest.mark.parametrize("status", [404, 500])
 def test_a_model_that_the_server_does_not_know(ask, status):
     said: list[str] = []
-    with FakeServer(models=["a", "b"], trouble=lambda k, body: (status, {}, {"error": {"message": "The model does not exist"}})) as server:
+    with FakeServer(
+        models=["a", "b"], trouble=lambda k, body: (status, {}, {"error": {"message": "The model does not exist"}})
+    ) as server:
         with pytest.raises(InputError, match=r"does not exist.*lists no model 'fake-model', but a, b"):
             collect(ask(server.url), say=said.append)
         assert len(server.requests) == (1 if status == 404 else 3)
     assert "does not list 'fake-model', but a, b" in said[0]
 
 
-@pytest.mark.parametrize("said", [b"<html>hello</html>", b"{}", b'{"choices": []}', b"[1]", b'{"choices": [{"message": null}]}'])
+@pytest.mark.parametrize(
+    "said", [b"<html>hello</html>", b"{}", b'{"choices": []}', b"[1]", b'{"choices": [{"message": null}]}']
+)
 def test_what_is_no_completion_is_a_sentence(ask, said):
     server = FakeServer(trouble=lambda k, body: (200, {}, said))
     with server, pytest.raises(InputError, match="answers what is no chat completion"):

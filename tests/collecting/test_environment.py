@@ -1,4 +1,5 @@
-"""A real verifiers environment (0.4) rolled out against the fake server. Skipped without verifiers, or without uv for its programs."""
+"""A real verifiers environment (0.4) rolled out against the fake server. Skipped without verifiers, or without uv for
+its programs."""
 
 from __future__ import annotations
 
@@ -58,7 +59,10 @@ def episode_of(finish: str, reward: float | None) -> SimpleNamespace:
         num_output_tokens=16,
     )
     rewards = {} if reward is None else {"right": {"score": reward, "weight": 2.0}}
-    plain = {"task": {"data": {"prompt": "2 + 2 ="}, "key": "a"}, "traces": [{"rewards": rewards, "nodes": [], "id": "x"}]}
+    plain = {
+        "task": {"data": {"prompt": "2 + 2 ="}, "key": "a"},
+        "traces": [{"rewards": rewards, "nodes": [], "id": "x"}],
+    }
     return SimpleNamespace(traces=[trace], model_dump=lambda mode: plain)
 
 
@@ -85,7 +89,14 @@ def small_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_rollouts_and_rewards_are_the_environments(small_sums, tmp_path):
     with FakeServer(models=["m"], trouble=lambda k, body: (400, {}, {"error": "stop"}) if k >= 9 else None) as server:
         settings = Settings(
-            "m", small_sums, str(tmp_path / "o.jsonl"), n_tasks=5, n_rollouts=3, url=server.url, concurrency=2, max_tokens=16
+            "m",
+            small_sums,
+            str(tmp_path / "o.jsonl"),
+            n_tasks=5,
+            n_rollouts=3,
+            url=server.url,
+            concurrency=2,
+            max_tokens=16,
         )
         with pytest.raises(InputError, match="refuses the request"):
             collect(settings)

@@ -1,4 +1,5 @@
-"""kill -9 at any moment, then the same command again: no rollout twice, none missing, and the same file as without the kills."""
+"""kill -9 at any moment, then the same command again: no rollout twice, none missing, and the same file as without the
+kills."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def lines_of(part: Path) -> int:
 
 def kill_after(process: subprocess.Popen[str], part: Path, more: int) -> bool:
     """Kill it once it has written that many rows more; False if it ended before."""
-    # Loading torch takes seconds, and minutes on a machine that is busy enough: the limit is against hanging for ever, not for speed.
+    # Loading torch takes seconds, and minutes on a machine that is busy enough: the limit is against hanging for ever,
+    # not for speed.
     goal, deadline = lines_of(part) + more, time.monotonic() + 900
     try:
         while process.poll() is None:
@@ -51,7 +53,17 @@ def test_killed_again_and_again_at_a_server(sums, tmp_path):
     part = tmp_path / "out.jsonl.part"
     rng = random.Random(4)
     with FakeServer(delay=0.02) as server:
-        argv = ["fake-model", "--url", server.url, "--tasks-from", f"jsonl:{sums}", "--split", "all", "--grader", "numeric_exact"]
+        argv = [
+            "fake-model",
+            "--url",
+            server.url,
+            "--tasks-from",
+            f"jsonl:{sums}",
+            "--split",
+            "all",
+            "--grader",
+            "numeric_exact",
+        ]
         argv += ["--tasks", 12, "--rollouts", 8, "--concurrency", 4, "--out", out]
         kills = 0
         for _ in range(3):
@@ -104,7 +116,19 @@ def test_ctrl_c_says_what_is_kept(sums, tmp_path):
     out = tmp_path / "out.jsonl"
     with FakeServer(delay=0.05) as server:
         part = Path(str(out) + ".part")
-        argv = ["fake-model", "--url", server.url, "--tasks-from", f"jsonl:{sums}", "--split", "all", "--tasks", 20, "--out", out]
+        argv = [
+            "fake-model",
+            "--url",
+            server.url,
+            "--tasks-from",
+            f"jsonl:{sums}",
+            "--split",
+            "all",
+            "--tasks",
+            20,
+            "--out",
+            out,
+        ]
         process = start(*argv)
         while lines_of(part) < 4:
             assert process.poll() is None, process.stderr.read()
@@ -118,7 +142,8 @@ def test_ctrl_c_says_what_is_kept(sums, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs limits of Unix")
 def test_a_full_disk_is_a_sentence_and_costs_no_row(sums, tmp_path):
-    """A limit on the size of files stands in for the end of a disk: the kernel cuts a write short and refuses the next in the same way."""
+    """A limit on the size of files stands in for the end of a disk: the kernel cuts a write short and refuses the next
+    in the same way."""
     out = tmp_path / "out.jsonl"
     with FakeServer() as server:
         argv = [
@@ -135,8 +160,8 @@ def test_a_full_disk_is_a_sentence_and_costs_no_row(sums, tmp_path):
         ]
         argv += ["--tasks", "12", "--rollouts", "8", "--concurrency", "1", "--out", str(out)]
         code = (
-            "import resource, sys; from rollonce.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); "
-            f"sys.exit(main({argv!r}))"
+            "import resource, sys; from rollonce.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, "
+            f"5000)); sys.exit(main({argv!r}))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 2, done.stderr

@@ -1,4 +1,5 @@
-"""Against a real OpenAI-compatible server: ``transformers serve`` on the loopback, with the embedded policy behind it."""
+"""Against a real OpenAI-compatible server: ``transformers serve`` on the loopback, with the embedded policy behind
+it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     directory = tmp_path_factory.mktemp("served") / "model"
     shutil.copytree(embedded_directory(), directory)
     file = directory / "generation_config.json"
-    # Without do_sample this server decodes greedily, whatever temperature a request asks for; without top_k 0 it keeps the 50 likeliest.
+    # Without do_sample this server decodes greedily, whatever temperature a request asks for; without top_k 0 it keeps
+    # the 50 likeliest.
     file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sample": True, "top_k": 0}))
     port = free_port()
     log = open(directory.parent / "log.txt", "w+")  # noqa: SIM115
@@ -74,7 +76,9 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     from rollonce.policies import load_embedded
 
     url, name, _ = served
-    settings = Settings(name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=12, n_rollouts=4, url=url, max_tokens=96, concurrency=4)
+    settings = Settings(
+        name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=12, n_rollouts=4, url=url, max_tokens=96, concurrency=4
+    )
     done = collect(settings)
     rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert done.counts.rollouts == len(rows) == 48
@@ -83,11 +87,14 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     }
     policy = load_embedded()
     for r in rows:
-        # The server's count of the prompt is the tokenizer's, chat template and all; a whole response has one token more than its text.
+        # The server's count of the prompt is the tokenizer's, chat template and all; a whole response has one token
+        # more than its text.
         ids, _ = policy.encode([r["prompt"]])
         assert r["prompt_tokens"] == ids.shape[1]
         if not r["truncated"]:
-            assert r["response_length"] == len(policy.tokenizer(r["response"], add_special_tokens=False)["input_ids"]) + 1
+            assert (
+                r["response_length"] == len(policy.tokenizer(r["response"], add_special_tokens=False)["input_ids"]) + 1
+            )
     assert len({r["response"] for r in rows}) > 24
     table = read_rollouts(settings.out, columns=["family", "level"])
     assert table.n_tasks == 12
@@ -104,7 +111,10 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
     """This server was started for one model and answers with it whatever name it is asked for."""
     url, name, _ = served
     said: list[str] = []
-    collect(Settings("no/such-model", "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, retries=0), say=said.append)
+    collect(
+        Settings("no/such-model", "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, retries=0),
+        say=said.append,
+    )
     assert len(said) == 1
     assert "asked for 'no/such-model'" in said[0]
     assert name in said[0]
@@ -116,4 +126,6 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
 def test_the_real_server_has_no_completions_and_the_sentence_says_which_api_to_try(served, tmp_path):
     url, name, _ = served
     with pytest.raises(InputError, match=r"or try --api chat"):
-        collect(Settings(name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, api="completions"))
+        collect(
+            Settings(name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, api="completions")
+        )

@@ -42,7 +42,9 @@ def test_a_run_in_two_parts_gives_the_rows_of_one_run(ask, tmp_path):
         collect(ask(server.url))
         collect(ask(server.url, n_tasks=10))
         collect(ask(server.url, n_tasks=10, out=str(tmp_path / "once.jsonl")))
-    assert sorted(Path(ask(None).out).read_text().splitlines()) == sorted((tmp_path / "once.jsonl").read_text().splitlines())
+    assert sorted(Path(ask(None).out).read_text().splitlines()) == sorted(
+        (tmp_path / "once.jsonl").read_text().splitlines()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Directories of runs as ``rollonce compare`` writes them, with effects planted so that every figure can be worked out by hand."""
+"""Directories of runs as ``rollonce compare`` writes them, with effects planted so that every figure can be worked out
+by hand."""
 
 from __future__ import annotations
 
@@ -32,8 +33,12 @@ class Planted:
     seconds: Mapping[str, float] = field(
         default_factory=lambda: {"sample": 0.5, "grade": 0.1, "advantage": 0.01, "critic": 0.0, "update": 0.39}
     )
-    shadow: Mapping[str, float | Callable[[int], float]] = field(default_factory=lambda: {"loo": 0.25, "gs1_tfidf": 0.2})
-    entry: Mapping[str, Any] = field(default_factory=lambda: {"group_size": 1, "rollouts_per_step": 32, "learning_rate": 2e-4})
+    shadow: Mapping[str, float | Callable[[int], float]] = field(
+        default_factory=lambda: {"loo": 0.25, "gs1_tfidf": 0.2}
+    )
+    entry: Mapping[str, Any] = field(
+        default_factory=lambda: {"group_size": 1, "rollouts_per_step": 32, "learning_rate": 2e-4}
+    )
     ends: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     holdout: Level | None = None
 
@@ -68,12 +73,15 @@ def write_runs(
         arms: By name.
         seeds, steps, every, items: Of all runs; evaluations at 0, every, ..., steps.
         greedy: Evaluate greedily as well.
-        along: ``test``: all items at each evaluation; ``holdout``: the hold-out at each, the test items at the start and the end alone.
+        along: ``test``: all items at each evaluation; ``holdout``: the hold-out at each, the test items at the start
+            and the end alone.
         config: Goes into compare.json as well.
     """
     root.mkdir(parents=True, exist_ok=True)
     entries = {name: dict(arm.entry) for name, arm in arms.items()}
-    (root / "compare.json").write_text(json.dumps({"arms": entries, "seeds": list(seeds), "steps": steps, **(config or {})}))
+    (root / "compare.json").write_text(
+        json.dumps({"arms": entries, "seeds": list(seeds), "steps": steps, **(config or {})})
+    )
     (root / "runs").mkdir(exist_ok=True)
     for name, arm in arms.items():
         for seed in seeds:
@@ -112,7 +120,9 @@ def _step(arm: Planted, step: int) -> dict[str, Any]:
     }
 
 
-def _rows(arm: Planted, seed: int, step: int, items: list[tuple[str, str]], greedy: bool, whole: bool) -> Iterable[dict[str, Any]]:
+def _rows(
+    arm: Planted, seed: int, step: int, items: list[tuple[str, str]], greedy: bool, whole: bool
+) -> Iterable[dict[str, Any]]:
     for k, (family, task) in enumerate(items):
         row = {"task_id": task, "family": family, "repeat": 0, "truncated": False, "tokens": 40}
         if whole:
@@ -121,4 +131,9 @@ def _rows(arm: Planted, seed: int, step: int, items: list[tuple[str, str]], gree
             if greedy:
                 yield row | {"mode": "greedy", "reward": level + 0.1}
         if arm.holdout is not None:
-            yield row | {"mode": "sampled", "split": "holdout", "task_id": f"h{task}", "reward": arm.holdout(seed, step, k)}
+            yield row | {
+                "mode": "sampled",
+                "split": "holdout",
+                "task_id": f"h{task}",
+                "reward": arm.holdout(seed, step, k),
+            }

@@ -61,7 +61,8 @@ def test_levels(found: Analysis) -> None:
 
 
 def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> None:
-    # Same seed effects in both arms: seed by seed the difference is exactly -0.1 everywhere, from which no spread can be learnt.
+    # Same seed effects in both arms: seed by seed the difference is exactly -0.1 everywhere, from which no spread can
+    # be learnt.
     none = difference(found, "none")
     assert none.paired
     assert none.final["sampled"].estimate.value == pytest.approx(-0.1)
@@ -79,7 +80,9 @@ def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> No
     assert grpo.final["sampled"].df == pytest.approx(4)
 
 
-@pytest.mark.parametrize(("pairing", "config", "paired"), [("none", {}, False), ("seed", {}, True), ("auto", {"seed_shares": []}, False)])
+@pytest.mark.parametrize(
+    ("pairing", "config", "paired"), [("none", {}, False), ("seed", {}, True), ("auto", {"seed_shares": []}, False)]
+)
 def test_pairing_can_be_said(pairing: str, config: dict, paired: bool, tmp_path: Path) -> None:
     arms = {"flashreinforce": Planted(seeded(0.4)), "none": Planted(seeded(0.3))}
     found = analyse(load_runs(write_runs(tmp_path / "out", arms, config=config)), Settings(pairing=pairing))
@@ -110,7 +113,8 @@ def test_families(found: Analysis) -> None:
 
 
 def test_families_that_vary(tmp_path: Path) -> None:
-    # Family 1 is 0.2 above, give or take 0.01 by seed: t = 0.2 / (0.01 / sqrt(3)) = 34.64, 2 degrees of freedom; family 0 has no spread.
+    # Family 1 is 0.2 above, give or take 0.01 by seed: t = 0.2 / (0.01 / sqrt(3)) = 34.64, 2 degrees of freedom; family
+    # 0 has no spread.
     def above(seed: int, step: int, item: int) -> float:
         return seeded(0.4)(seed, step, item) + ((0.2 + 0.01 * (seed - 1)) * step / 40 if item % 2 else 0.0)
 
@@ -193,28 +197,39 @@ def test_the_ratio_is_that_of_the_means_shown_beside_it() -> None:
     # Both vary: .36 and var 2 / 2 over 2^2 = .25, df = .61^2 / (.36^2 / 1 + .25^2 / 1).
     found = ratio_of_means(np.array([2.0, 8.0]), np.array([1.0, 3.0]))
     assert found.value == pytest.approx(2.5)
-    assert math.log(found.high / 2.5) == pytest.approx(stats.t.ppf(0.975, 0.61**2 / (0.36**2 + 0.25**2)) * math.sqrt(0.61))
-    assert ratio_of_means(np.array([0.0, 4.0]), np.array([1.0, 3.0])).value == pytest.approx(1.0)  # one was there from the start
+    assert math.log(found.high / 2.5) == pytest.approx(
+        stats.t.ppf(0.975, 0.61**2 / (0.36**2 + 0.25**2)) * math.sqrt(0.61)
+    )
+    assert ratio_of_means(np.array([0.0, 4.0]), np.array([1.0, 3.0])).value == pytest.approx(
+        1.0
+    )  # one was there from the start
     nothing = ratio_of_means(np.array([3.0, 3.0]), np.array([2.0, 2.0]))
     assert nothing.value == pytest.approx(1.5)
     assert math.isnan(nothing.low)
 
 
 def test_a_run_that_ended_badly_never_reaches_the_level(tmp_path: Path) -> None:
-    # The other arm climbs from .2 to .32: .26 at step 20, where two seeds collapse, and .3 at step 20 + 20 * .04 / .06 with the third.
-    # Censored at 20 the two would leave the third alone at risk, and the median would be its 33.3 steps.
-    arms = {"flashreinforce": Planted(line(0.2, 0.4)), "hot": Planted(line(0.2, 0.32), ends={0: ("collapsed", 20), 1: ("nan", 20)})}
+    # The other arm climbs from .2 to .32: .26 at step 20, where two seeds collapse, and .3 at step 20 + 20 * .04 / .06
+    # with the third. Censored at 20 the two would leave the third alone at risk, and the median would be its 33.3
+    # steps.
+    arms = {
+        "flashreinforce": Planted(line(0.2, 0.4)),
+        "hot": Planted(line(0.2, 0.32), ends={0: ("collapsed", 20), 1: ("nan", 20)}),
+    }
     reach = analyse(load_runs(write_runs(tmp_path / "out", arms)), Settings(level=0.3)).reach
     assert reach is not None
     for table, scale in ((reach.rollouts, 32), (reach.seconds, 1)):
         assert table["flashreinforce"].median == pytest.approx(20 * scale)
         assert (table["hot"].n_reached, table["hot"].median) == (1, math.inf)
-        assert table["hot"].mean_within.value == pytest.approx(100 / 3 * scale)  # all with the horizon, the latest end there is
+        assert table["hot"].mean_within.value == pytest.approx(
+            100 / 3 * scale
+        )  # all with the horizon, the latest end there is
 
 
 def test_shadow_ratios_are_cumulated_not_averaged(tmp_path: Path) -> None:
-    # LOO 0.3 in every second step and 0.1 else, a baseline 0.2 throughout: sums 0.2 / 0.2 = 1, the mean of ratios would be 1 by chance
-    # only where both halves weigh alike, so the third baseline has 0.05 where LOO has 0.1: (0.3 + 0.1) / (0.3 + 0.05).
+    # LOO 0.3 in every second step and 0.1 else, a baseline 0.2 throughout: sums 0.2 / 0.2 = 1, the mean of ratios would
+    # be 1 by chance only where both halves weigh alike, so the third baseline has 0.05 where LOO has 0.1: (0.3 + 0.1) /
+    # (0.3 + 0.05).
     shadow = {
         "loo": lambda step: 0.3 if step % 2 else 0.1,
         "flat": 0.2,
@@ -259,7 +274,9 @@ def grid(rates: dict[float, tuple[float, float]], **more) -> dict[str, Planted]:
 
 def test_learning_rates_are_chosen_on_the_holdout_and_reported_on_test(tmp_path: Path) -> None:
     # The best on test (1e-3) is not the best on the hold-out (2e-4): the latter decides.
-    arms = grid({1e-4: (0.3, 0.25), 2e-4: (0.4, 0.5), 1e-3: (0.5, 0.3)}, **{"critic@0.001": {"ends": {0: ("collapsed", 20)}}})
+    arms = grid(
+        {1e-4: (0.3, 0.25), 2e-4: (0.4, 0.5), 1e-3: (0.5, 0.3)}, **{"critic@0.001": {"ends": {0: ("collapsed", 20)}}}
+    )
     found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
     assert [a.name for a in found.arms] == ["flashreinforce", "critic"]
     assert [a.rate for a in found.arms] == [2e-4, 2e-4]
@@ -290,22 +307,27 @@ def leave_only(root: Path, seeds: dict[str, tuple[int, ...]]) -> None:
 @pytest.mark.parametrize(
     ("seeds", "rate", "how"),
     [
-        # By all seeds 2e-4 is best; 1e-3 has run the seed with the highest hold-out alone, where the others are higher still.
+        # By all seeds 2e-4 is best; 1e-3 has run the seed with the highest hold-out alone, where the others are higher
+        # still.
         ({"flashreinforce@0.001": (2,)}, 2e-4, "highest mean on the hold-out over the 1 seed that all rates have"),
         ({"flashreinforce@0.0001": (0,), "flashreinforce@0.0002": (0, 1), "flashreinforce@0.001": (1, 2)}, 1e-3,
          "highest mean on the hold-out among the 2 rates with the most seeds (2 each): no seed was run at all rates"),
         ({"flashreinforce@0.0001": (0, 1), "flashreinforce@0.0002": (0,), "flashreinforce@0.001": (2,)}, 1e-4,
          "highest mean on the hold-out, being the only rate with 2 seeds: no seed was run at all rates"),
         ({"flashreinforce@0.0001": (0,), "flashreinforce@0.0002": (1,), "flashreinforce@0.001": (2,)}, 1e-3,
-         "highest mean on the hold-out among the 3 rates with the most seeds (1 each): no seed was run at all rates, nor at all of these"),
+         "highest mean on the hold-out among the 3 rates with the most seeds (1 each): no seed was run at all rates, "
+         "nor at all of these"),
     ],
 )  # fmt: skip
 def test_rates_are_compared_over_the_seeds_they_share(seeds: dict, rate: float, how: str, tmp_path: Path) -> None:
-    # Hold-out at the end: a rate's level and .2 a seed. At 1e-4 .1, .3, .5; at 2e-4 .2, .4, .6; at 1e-3 .15, .35, .55, but .45 with seed 1.
+    # Hold-out at the end: a rate's level and .2 a seed. At 1e-4 .1, .3, .5; at 2e-4 .2, .4, .6; at 1e-3 .15, .35, .55,
+    # but .45 with seed 1.
     arms = {
         f"flashreinforce@{r:g}": Planted(
             seeded(0.4),
-            holdout=lambda seed, step, item, h=h, r=r: (h + 0.2 * seed + (0.1 if (r, seed) == (1e-3, 1) else 0.0)) * step / 40,
+            holdout=lambda seed, step, item, h=h, r=r: (
+                (h + 0.2 * seed + (0.1 if (r, seed) == (1e-3, 1) else 0.0)) * step / 40
+            ),
             entry={"arm": "flashreinforce", "learning_rate": r, "group_size": 1, "rollouts_per_step": 32},
         )
         for r, h in ((1e-4, 0.1), (2e-4, 0.2), (1e-3, 0.15))
@@ -338,14 +360,21 @@ def test_holm_over_the_arms_of_a_grid(tmp_path: Path) -> None:
 
 
 def test_without_a_holdout_the_middle_rate_stands_for_the_arm(tmp_path: Path) -> None:
-    arms = {name: Planted(p.level, entry=p.entry) for name, p in grid({1e-4: (0.3, 0), 2e-4: (0.4, 0), 1e-3: (0.5, 0)}).items()}
+    arms = {
+        name: Planted(p.level, entry=p.entry)
+        for name, p in grid({1e-4: (0.3, 0), 2e-4: (0.4, 0), 1e-3: (0.5, 0)}).items()
+    }
     found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
     assert [a.rate for a in found.arms] == [2e-4, 2e-4]
     assert "no hold-out" in found.arms[0].how
 
 
 def test_ending_below_the_start_is_a_collapse(tmp_path: Path) -> None:
-    arms = {"none": Planted(line(0.3, 0.24)), "loo": Planted(line(0.3, 0.26)), "hot": Planted(line(0.3, 0.3), ends={1: ("nan", 20)})}
+    arms = {
+        "none": Planted(line(0.3, 0.24)),
+        "loo": Planted(line(0.3, 0.26)),
+        "hot": Planted(line(0.3, 0.3), ends={1: ("nan", 20)}),
+    }
     found = analyse(load_runs(write_runs(tmp_path / "out", arms)), Settings(drop=0.05))
     assert [a.n_collapsed for a in found.arms] == [3, 0, 1]
     assert any("hot seed 1 (nan" in note for note in found.notes)
@@ -371,14 +400,20 @@ def test_the_reference_of_compare_json(tmp_path: Path) -> None:
 
 
 def test_one_seed_says_so(tmp_path: Path) -> None:
-    found = analyse(load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3)), "loo": Planted(line(0.2, 0.4))}, seeds=[0])))
+    found = analyse(
+        load_runs(
+            write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3)), "loo": Planted(line(0.2, 0.4))}, seeds=[0])
+        )
+    )
     assert math.isnan(found.differences[0].final["sampled"].estimate.low)
     assert any(note.startswith("Only one seed") for note in found.notes)
     assert json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_wall_clock_where_the_policy_is_not_on_the_cpu(tmp_path: Path) -> None:
-    root = write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}, config={"config": {"policy": {"device": "cuda"}}})
+    root = write_runs(
+        tmp_path / "out", {"none": Planted(line(0.2, 0.3))}, config={"config": {"policy": {"device": "cuda"}}}
+    )
     found = analyse(load_runs(root))
     assert found.clock == "wall"
     assert found.arms[0].times.total.value == pytest.approx(80.0)

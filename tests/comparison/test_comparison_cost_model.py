@@ -10,7 +10,8 @@ from rollonce.errors import InputError
 # A billion parameters, d 1000, 10 layers, 1000 bytes of cache a token; 8 rollouts of 100 + 400 tokens: M = 4000 tokens.
 TINY = Model("tiny", 1e9, 1000, 10, 1000)
 HAND = Setup(
-    rollouts=8, prompt=100, response=400, gpus=2, flops=1e14, bandwidth=1e12, mfu=0.5, mfu_prefill=0.5, bandwidth_use=0.5, rows=2,
+    rollouts=8, prompt=100, response=400, gpus=2, flops=1e14, bandwidth=1e12, mfu=0.5, mfu_prefill=0.5,
+    bandwidth_use=0.5, rows=2,
     micro_tokens=1000, recompute=False, critic_epochs=2, grade=0.25,
 )  # fmt: skip
 
@@ -28,7 +29,8 @@ def test_flops_by_hand() -> None:
 
 def test_seconds_by_hand() -> None:
     cost = predict(TINY, "network", HAND)
-    # Prompts: 2e9 * 8 * 100 / (2 * 1e14 * 0.5) = 0.016 s. Decoding: 2 waves of 400 tokens, each (2e9 + 2 rows * 300 * 1000) bytes at 5e11.
+    # Prompts: 2e9 * 8 * 100 / (2 * 1e14 * 0.5) = 0.016 s. Decoding: 2 waves of 400 tokens, each (2e9 + 2 rows * 300 *
+    # 1000) bytes at 5e11.
     assert cost.seconds["sample"] == pytest.approx(0.016 + 2 * 400 * (2e9 + 6e5) / 5e11)
     assert cost.seconds["update"] == pytest.approx(24e12 / 1e14)
     assert cost.seconds["critic"] == pytest.approx(8e12 / 1e14 + 48e12 / 1e14)

@@ -98,15 +98,18 @@ def test_why_there_is_no_interval() -> None:
     assert crossed_mean(np.array([[0.0, 2.0], [2.0, 6.0]])).unknown == ""
 
 
-# Coverage ---------------------------------------------------------------------------------------------------------------------
+# Coverage
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def planted(
     rng: np.random.Generator, n_seeds: int, n_items: int, seed_sd: float, paired: bool, shared: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Two arms of 0/1 rewards: item difficulties in common, a seed's effect of its own in each arm, ``shared`` of it in common.
+    """Two arms of 0/1 rewards: item difficulties in common, a seed's effect of its own in each arm, ``shared`` of it in
+    common.
 
-    The true difference over seeds and items is 0: both arms are drawn from one law (a logit-free, clipped-probability model).
+    The true difference over seeds and items is 0: both arms are drawn from one law (a logit-free, clipped-probability
+        model).
     """
     item = rng.uniform(0.15, 0.85, n_items)
     common = rng.standard_normal(n_seeds)
@@ -166,7 +169,8 @@ def test_the_interquartile_mean_is_covered_at_eight_seeds() -> None:
 
 
 def test_bootstrap_pairs_items() -> None:
-    # Items differ hugely, arms by a constant: with the same items in both arms every resample gives exactly that constant.
+    # Items differ hugely, arms by a constant: with the same items in both arms every resample gives exactly that
+    # constant.
     items = np.linspace(0, 10, 40)[None, :].repeat(3, axis=0)
     boot = bootstrap_difference(items + 0.25, items, False, resamples=200)
     assert boot.mean == pytest.approx((0.25, 0.25, 0.25))
@@ -181,7 +185,8 @@ def test_bootstrap_pairs_seeds_only_when_asked() -> None:
     assert unpaired.mean.high - unpaired.mean.low > 5
 
 
-# Small things -----------------------------------------------------------------------------------------------------------------
+# Small things
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_interquartile_mean() -> None:
@@ -234,7 +239,8 @@ def test_share_is_exact() -> None:
     assert share(3, 3).high == 1.0
 
 
-# Seeds needed -----------------------------------------------------------------------------------------------------------------
+# Seeds needed
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_smallest_difference_by_hand() -> None:

@@ -22,7 +22,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_whole_directory(root: Path) -> None:
     runs = load_runs(root)
-    assert {name: [r.seed for r in some] for name, some in runs.arms.items()} == {"flashreinforce": [0, 1, 2], "none": [0, 1, 2]}
+    assert {name: [r.seed for r in some] for name, some in runs.arms.items()} == {
+        "flashreinforce": [0, 1, 2],
+        "none": [0, 1, 2],
+    }
     assert runs.left_out == []
     assert runs.modes == ("sampled", "greedy")
     assert len(runs.items["sampled", "test"]) == len(ITEMS)
@@ -57,10 +60,22 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "result cut": (break_file("result.json", lambda t: t[:9]), "result.json cannot be read"),
     "no metrics": (lambda f: (f / "metrics.jsonl").unlink(), "no metrics.jsonl"),
     "metrics cut": (break_file("metrics.jsonl", lambda t: t[:-30]), "metrics.jsonl, line 40 is not JSON"),
-    "a step missing": (break_file("metrics.jsonl", lambda t: t.replace('{"step": 7,', '{"step": 8,')), 'line 7: "step" is 8, not 7'),
-    "too few steps": (break_file("metrics.jsonl", lambda t: "\n".join(t.splitlines()[:30])), "says 40 steps, metrics.jsonl holds 30"),
-    "rollouts fall": (break_file("metrics.jsonl", lambda t: t.replace('"rollouts": 320,', '"rollouts": 3,')), '"rollouts" must be'),
-    "no seconds": (break_file("metrics.jsonl", lambda t: t.replace('"sample": 0.5', '"sample": null', 1)), '"cpu_seconds" must hold'),
+    "a step missing": (
+        break_file("metrics.jsonl", lambda t: t.replace('{"step": 7,', '{"step": 8,')),
+        'line 7: "step" is 8, not 7',
+    ),
+    "too few steps": (
+        break_file("metrics.jsonl", lambda t: "\n".join(t.splitlines()[:30])),
+        "says 40 steps, metrics.jsonl holds 30",
+    ),
+    "rollouts fall": (
+        break_file("metrics.jsonl", lambda t: t.replace('"rollouts": 320,', '"rollouts": 3,')),
+        '"rollouts" must be',
+    ),
+    "no seconds": (
+        break_file("metrics.jsonl", lambda t: t.replace('"sample": 0.5', '"sample": null', 1)),
+        '"cpu_seconds" must hold',
+    ),
     "no evaluations": (lambda f: [p.unlink() for p in (f / "evaluations").iterdir()] and None, "no evaluations"),
     "not at the end": (lambda f: (f / LAST).unlink(), "last evaluation is of step 20 of 40"),
     "evaluation cut": (break_file(LAST, lambda t: t[:-25]), "step_000040.jsonl, line 40 is not JSON"),
@@ -69,9 +84,18 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
         "19 test items (sampled) where most have 20, 19 in common",
     ),
     "an item twice": (break_file(LAST, lambda t: t + t.splitlines()[0]), "task 't000' has this repeat twice"),
-    "no greedy": (break_file(LAST, lambda t: "\n".join(x for x in t.splitlines() if "greedy" not in x)), "lacks the test items (greedy)"),
-    "reward null": (break_file(LAST, lambda t: t.replace('"reward": 0.4', '"reward": null', 1)), 'line 1 needs "task_id"'),
-    "bad split": (break_file(LAST, lambda t: t.replace('"repeat": 0', '"repeat": 0, "split": "train"', 1)), '"split" must be'),
+    "no greedy": (
+        break_file(LAST, lambda t: "\n".join(x for x in t.splitlines() if "greedy" not in x)),
+        "lacks the test items (greedy)",
+    ),
+    "reward null": (
+        break_file(LAST, lambda t: t.replace('"reward": 0.4', '"reward": null', 1)),
+        'line 1 needs "task_id"',
+    ),
+    "bad split": (
+        break_file(LAST, lambda t: t.replace('"repeat": 0', '"repeat": 0, "split": "train"', 1)),
+        '"split" must be',
+    ),
     "first evaluation empty": (break_file("evaluations/step_000000.jsonl", lambda t: ""), "step_000000.jsonl is empty"),
     "last evaluation empty": (break_file(LAST, lambda t: ""), "step_000040.jsonl is empty"),
     "folder gone": (lambda f: f.rename(f.with_name("moved")), "has not been started"),
@@ -105,11 +129,19 @@ def test_an_arm_without_any_run_and_one_too_many(root: Path) -> None:
     (root / "runs" / "stranger" / "seed0").mkdir(parents=True)
     runs = load_runs(root)
     assert list(runs.arms) == ["flashreinforce"]
-    assert [(x.arm, x.seed) for x in runs.left_out] == [("none", "0"), ("none", "1"), ("none", "2"), ("stranger", "all")]
+    assert [(x.arm, x.seed) for x in runs.left_out] == [
+        ("none", "0"),
+        ("none", "1"),
+        ("none", "2"),
+        ("stranger", "all"),
+    ]
 
 
 def test_a_run_that_collapsed_counts_with_what_it_ended_with(tmp_path: Path) -> None:
-    arms = {"flashreinforce": Planted(line(0.2, 0.4)), "hot": Planted(line(0.2, 0.0), ends={1: ("collapsed", 30), 2: ("nan", 25)})}
+    arms = {
+        "flashreinforce": Planted(line(0.2, 0.4)),
+        "hot": Planted(line(0.2, 0.0), ends={1: ("collapsed", 30), 2: ("nan", 25)}),
+    }
     runs = load_runs(write_runs(tmp_path / "out", arms))
     assert runs.left_out == []
     levels = [r.final("sampled", "test").mean() for r in runs.arms["hot"]]
@@ -124,7 +156,9 @@ def test_a_run_that_collapsed_counts_with_what_it_ended_with(tmp_path: Path) -> 
 
 
 def test_nan_in_metrics_is_no_reason_to_leave_a_nan_run_out(tmp_path: Path) -> None:
-    root = write_runs(tmp_path / "out", {"hot": Planted(line(0.2, 0.0), ends={1: ("nan", 30)}), "none": Planted(line(0.2, 0.2))})
+    root = write_runs(
+        tmp_path / "out", {"hot": Planted(line(0.2, 0.0), ends={1: ("nan", 30)}), "none": Planted(line(0.2, 0.2))}
+    )
     path = root / "runs/hot/seed1/metrics.jsonl"
     path.write_text(path.read_text().replace('"loss": 0.0', '"loss": NaN'))
     assert load_runs(root).left_out == []
@@ -140,9 +174,13 @@ def test_a_holdout_along_the_way_and_test_items_at_both_ends(tmp_path: Path) -> 
 
 
 def test_a_run_without_the_holdout_that_others_curves_are_of(tmp_path: Path) -> None:
-    arms = {name: Planted(line(0.2, end), holdout=line(0.1, 0.5)) for name, end in (("flashreinforce", 0.4), ("none", 0.3))}
+    arms = {
+        name: Planted(line(0.2, end), holdout=line(0.1, 0.5)) for name, end in (("flashreinforce", 0.4), ("none", 0.3))
+    }
     root = write_runs(tmp_path / "out", arms, along="holdout", every=10)
-    for path in (root / "runs/none/seed1/evaluations").iterdir():  # evaluated on the test items alone, at its start and its end
+    for path in (
+        root / "runs/none/seed1/evaluations"
+    ).iterdir():  # evaluated on the test items alone, at its start and its end
         rows = [json.loads(x) for x in path.read_text().splitlines()]
         write_lines(path, [r for r in rows if r.get("split") != "holdout"])
     runs = load_runs(root)

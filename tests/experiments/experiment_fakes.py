@@ -1,4 +1,5 @@
-"""An engine that trains nothing, in no time: tasks of two colours, one easy and one hard; every rollout follows from its seed."""
+"""An engine that trains nothing, in no time: tasks of two colours, one easy and one hard; every rollout follows from
+its seed."""
 
 from __future__ import annotations
 
@@ -93,7 +94,11 @@ class FakeEngine:
         return {"engine": "fake"}
 
     def tasks(self) -> ExperimentTasks:
-        train, calibration, test = colour_tasks(40, 0, "train"), colour_tasks(32, 1000, "cal"), colour_tasks(24, 2000, "test")
+        train, calibration, test = (
+            colour_tasks(40, 0, "train"),
+            colour_tasks(32, 1000, "cal"),
+            colour_tasks(24, 2000, "test"),
+        )
         return ExperimentTasks(train, train, calibration, test, [(t, t.reference) for t in train])
 
     def reward(self, task: Task, *seed: object) -> float:
@@ -120,7 +125,15 @@ class FakeEngine:
             batch = Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks])
             b = baseline.predict(batch)
             row = StepLog(
-                step, [t.id for t in tasks], rewards, b.tolist(), (batch.rewards_B - b).tolist(), arm.group_size, arm.lr, 0.01, 0.0
+                step,
+                [t.id for t in tasks],
+                rewards,
+                b.tolist(),
+                (batch.rewards_B - b).tolist(),
+                arm.group_size,
+                arm.lr,
+                0.01,
+                0.0,
             )
             append_line(log, row._asdict())
             progress(arm.name, step, steps)

@@ -1,6 +1,8 @@
-"""Runs the small experiment in children that die by kill -9 at one event after the other, resumes each, and says what came of it.
+"""Runs the small experiment in children that die by kill -9 at one event after the other, resumes each, and says what
+came of it.
 
-``python killing.py FOLDER FIRST STEP``: the parent imports everything once and forks; it never computes, so the children start clean.
+``python killing.py FOLDER FIRST STEP``: the parent imports everything once and forks; it never computes, so the
+    children start clean.
 """
 
 from __future__ import annotations

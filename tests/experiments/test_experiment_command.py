@@ -48,7 +48,9 @@ def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["unknown_fields"] == []
 
 
-def test_exit_codes_are_0_for_a_verdict_1_for_a_gate_2_for_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_are_0_for_a_verdict_1_for_a_gate_2_for_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", small(tmp_path), "--out", "good"]) == 0
     assert capsys.readouterr().out.startswith("Inconclusive: a difference of")
     assert main(["run", small(tmp_path, **{"activation_gate.checks.0.min": 9.0}), "--out", "gate"]) == 1
@@ -66,8 +68,12 @@ def test_two_runs_on_one_directory_are_refused(tmp_path: Path, capsys: pytest.Ca
     assert "a run is at work in this directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("option", "said"), [("--gsm8k", "the tasks of this specification are"), ("--base-url", "runs on this machine")])
-def test_options_that_do_not_fit_are_refused(tmp_path: Path, option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "said"), [("--gsm8k", "the tasks of this specification are"), ("--base-url", "runs on this machine")]
+)
+def test_options_that_do_not_fit_are_refused(
+    tmp_path: Path, option: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", small(tmp_path), option, "somewhere"]) == 2
     assert said in capsys.readouterr().err
 

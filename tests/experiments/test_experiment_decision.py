@@ -24,7 +24,14 @@ def rule(**changes: object) -> DecisionRule:
         "weights": {"baseline": -1.0, "treatment": 1.0},
     }
     return DecisionRule.model_validate(
-        {"alpha": 0.05, "criteria": [criterion], "method": "paired_hoeffding", "seeds": [0], "unit": "fixed_checkpoint_items", "version": 1}
+        {
+            "alpha": 0.05,
+            "criteria": [criterion],
+            "method": "paired_hoeffding",
+            "seeds": [0],
+            "unit": "fixed_checkpoint_items",
+            "version": 1,
+        }
         | changes
     )
 
@@ -63,7 +70,9 @@ def test_failed_needs_the_upper_end_below_the_margin() -> None:
 
 
 def test_the_range_comes_from_bounds_and_weights() -> None:
-    c = Criterion(id="a", metric="accuracy", bounds=[0.0, 2.0], margin=0.1, weights={"treatment": 0.5, "baseline": -1.0})
+    c = Criterion(
+        id="a", metric="accuracy", bounds=[0.0, 2.0], margin=0.1, weights={"treatment": 0.5, "baseline": -1.0}
+    )
     assert span(c) == (-2.0, 1.0)
     d = decide(rule(criteria=[c.model_dump()]), {"treatment": np.full(50, 2.0), "baseline": np.zeros(50)})
     width = d.criteria[0].hoeffding.high - d.criteria[0].hoeffding.value
@@ -153,7 +162,8 @@ def test_mcnemar_is_the_exact_binomial() -> None:
 
 
 def gambler_is_out(x: np.ndarray, m: float, alpha: float) -> bool:
-    """The definition by a plain loop: Waudby-Smith & Ramdas 2023, theorem 3 with predictable plug-in bets truncated at c = 1/2."""
+    """The definition by a plain loop: Waudby-Smith & Ramdas 2023, theorem 3 with predictable plug-in bets truncated at
+    c = 1/2."""
     n, up, down, seen = len(x), 1.0, 1.0, []
     for t in range(n):
         means = [(0.5 + sum(seen[: k + 1])) / (k + 2) for k in range(t)]

@@ -13,7 +13,16 @@ from rollonce import datasets, reference
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut
 from rollonce.experiments import gates
 from rollonce.experiments.advantages import baseline_of
-from rollonce.experiments.datums import Datum, FixedBatch, TinyModel, compare, fixed_batch, plain_datums, reference_signal, signal
+from rollonce.experiments.datums import (
+    Datum,
+    FixedBatch,
+    TinyModel,
+    compare,
+    fixed_batch,
+    plain_datums,
+    reference_signal,
+    signal,
+)
 from rollonce.experiments.engine import StepLog
 from rollonce.experiments.gates import check, offline_measured, offline_score, pilot_measured
 from rollonce.experiments.loading import load_spec
@@ -31,14 +40,17 @@ PROMPTS = [" ".join(np.random.default_rng(i).choice(WORDS, size=5).tolist()) + f
 
 
 def test_on_the_shared_gsm8k_set_the_registered_gate_fails() -> None:
-    """MATH.md section 6: TF-IDF 0.97 of LOO (17.2 / 17.7) on this set, five buckets 1.03 (18.2 / 17.7), Monte-Carlo error 0.1 each."""
+    """MATH.md section 6: TF-IDF 0.97 of LOO (17.2 / 17.7) on this set, five buckets 1.03 (18.2 / 17.7), Monte-Carlo
+    error 0.1 each."""
     table = datasets.load("gsm8k_qwen25coder_1.5b")
     groups = np.split(table.rewards_R, np.arange(8, table.n_rollouts, 8))
     rewards, prompts = [g.tolist() for g in groups], table.tasks.prompts
     found = {}
     for name in ("tfidf_kernel_loo_T0.1", "length_buckets_loo"):
         baseline = baseline_of(SPEC, name).fit(prompts)
-        found[name] = offline_score(baseline, name, prompts, rewards, prompts, batch_size=32, n_batches=2000, resamples=0)
+        found[name] = offline_score(
+            baseline, name, prompts, rewards, prompts, batch_size=32, n_batches=2000, resamples=0
+        )
         assert found[name].agree
     tfidf, buckets = found["tfidf_kernel_loo_T0.1"], found["length_buckets_loo"]
     assert tfidf.ratio == pytest.approx(0.97, abs=0.012)
@@ -74,11 +86,13 @@ def test_recipe_and_package_must_agree() -> None:
 
 
 def test_two_known_clusters_give_the_ratio_by_hand() -> None:
-    """Within a cluster all tasks share mu; T is small, so b is the own cluster's mean of others: MSE ~ s2 / (n_own - 1).
+    """Within a cluster all tasks share mu; T is small, so b is the own cluster's mean of others: MSE ~ s2 / (n_own -
+    1).
 
-    N = B = 16, eight a cluster, mu 0.9 and 0.1 exactly (10 rollouts, 9 or 1 of them right). LOO: the mean of 7 own and 8 others,
-    (7 m + 8 m') / 15 - m = 8 (m' - m) / 15 -> bias^2 = (8 * 0.8 / 15)^2, variance v / 15; own cluster: variance v / 7; v = 0.09 biased,
-    s2 = 0.1. The subtraction of s2 / G removes noise of a target whose mean is exact here, so both errors carry -0.01.
+    N = B = 16, eight a cluster, mu 0.9 and 0.1 exactly (10 rollouts, 9 or 1 of them right). LOO: the mean of 7 own and
+    8 others, (7 m + 8 m') / 15 - m = 8 (m' - m) / 15 -> bias^2 = (8 * 0.8 / 15)^2, variance v / 15; own cluster:
+    variance v / 7; v = 0.09 biased, s2 = 0.1. The subtraction of s2 / G removes noise of a target whose mean is exact
+    here, so both errors carry -0.01.
     """
     rewards = [[1.0] * 9 + [0.0]] * 8 + [[0.0] * 9 + [1.0]] * 8
     prompts = ["red apple basket"] * 8 + ["seventeen engines hummed"] * 8
@@ -92,7 +106,9 @@ def test_two_known_clusters_give_the_ratio_by_hand() -> None:
     assert score.ratio == pytest.approx(wanted, abs=5 * (score.ratio_se or 0))
 
 
-def steps(rewards: list[float], b: list[float], group: int, ids: list[str] | None = None, weight: float | None = 0.0) -> list[StepLog]:
+def steps(
+    rewards: list[float], b: list[float], group: int, ids: list[str] | None = None, weight: float | None = 0.0
+) -> list[StepLog]:
     ids = ids or [str(i // group) for i in range(len(rewards))]
     advantages = [r - x for r, x in zip(rewards, b, strict=True)]
     return [StepLog(1, ids, rewards, b, advantages, group, 1e-4, 0.1, weight)]
@@ -103,7 +119,9 @@ def test_online_checks_are_what_the_logs_say() -> None:
     stock = steps([1.0, 0.0, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0], 2)
     m = pilot_measured(treated, {"t": treated, "b": stock}, "b", "t")
     # LOO means: 1/3, 2/3, 2/3, 1/3 -> |b - LOO| = 1/12, 2/3, 1/6, 2/3
-    assert m["pilot_mean_abs_treatment_minus_batchmean_baseline"] == [pytest.approx((1 / 12 + 2 / 3 + 1 / 6 + 2 / 3) / 4)]
+    assert m["pilot_mean_abs_treatment_minus_batchmean_baseline"] == [
+        pytest.approx((1 / 12 + 2 / 3 + 1 / 6 + 2 / 3) / 4)
+    ]
     assert m["nonzero_advantage_fraction_treatment"] == [0.5]
     assert m["executed_group_size_treatment"] == [1.0]
     assert m["executed_group_size_baseline"] == [2.0]
@@ -237,7 +255,11 @@ def test_a_kernel_at_another_temperature_is_noticed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         module,
         "baseline_of",
-        lambda spec, name: dataclasses.replace(real(spec, name), kernel=Softmax(temperature=0.13)) if "tfidf" in name else real(spec, name),
+        lambda spec, name: (
+            dataclasses.replace(real(spec, name), kernel=Softmax(temperature=0.13))
+            if "tfidf" in name
+            else real(spec, name)
+        ),
     )
     found = preflight(OwnPath())
     assert not found["paths"][0]["comparisons"][1]["passed"]
@@ -246,7 +268,9 @@ def test_a_kernel_at_another_temperature_is_noticed(monkeypatch: pytest.MonkeyPa
 def test_a_kernel_that_sees_its_own_reward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = KernelBaseline.predict
     monkeypatch.setattr(
-        KernelBaseline, "predict", lambda self, batch, history=None: 0.9 * real(self, batch, history) + 0.1 * batch.rewards_B
+        KernelBaseline,
+        "predict",
+        lambda self, batch, history=None: 0.9 * real(self, batch, history) + 0.1 * batch.rewards_B,
     )
     found = preflight(OwnPath())
     assert not found["passed"]

@@ -36,7 +36,14 @@ def test_a_changed_record_breaks_the_chain(tmp_path: Path, field: str) -> None:
     chain_of(tmp_path)
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     record = json.loads(lines[1])
-    record[field] = {"data": {"value": 9}, "status": "failed", "seconds": 0.1, "spec": "t" * 64, "inputs": {"a": 1}, "utc": "now"}[field]
+    record[field] = {
+        "data": {"value": 9},
+        "status": "failed",
+        "seconds": 0.1,
+        "spec": "t" * 64,
+        "inputs": {"a": 1},
+        "utc": "now",
+    }[field]
     lines[1] = json.dumps(record)
     (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match="line 2: the record of stage 'stage1' was changed"):
@@ -144,7 +151,11 @@ def test_damaged_files_are_found(tmp_path: Path) -> None:
 
 
 def test_the_lock_refuses_a_second_run_and_names_the_first(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(InputError, match=f"a run is at work in this directory .process {os.getpid()}"), locked(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(InputError, match=f"a run is at work in this directory .process {os.getpid()}"),
+        locked(tmp_path),
+    ):
         pass
     with locked(tmp_path):
         pass

@@ -22,7 +22,18 @@ from rollonce.experiments.records import Chain
 from rollonce.experiments.spec import ArmSpec, Budget
 from rollonce.experiments.stages import Outcome, run_experiment
 
-STAGES = ["start", "pins", "data_audit", "correctness", "restoration", "calibration", "gate_offline", "pilot", "gate_online", "feasibility"]
+STAGES = [
+    "start",
+    "pins",
+    "data_audit",
+    "correctness",
+    "restoration",
+    "calibration",
+    "gate_offline",
+    "pilot",
+    "gate_online",
+    "feasibility",
+]
 STAGES += ["arm:grpo_g8", "arm:gs1_tfidf_g1", "evaluation:grpo_g8", "evaluation:gs1_tfidf_g1", "decision"]
 
 
@@ -30,7 +41,8 @@ STAGES += ["arm:grpo_g8", "arm:gs1_tfidf_g1", "evaluation:grpo_g8", "evaluation:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "N_BATCHES", 50)
     monkeypatch.setattr(gates, "RESAMPLES", 0)
-    # What it computes is the business of test_experiment_preflight.py; test_the_real_preflight_... lets it run here once.
+    # What it computes is the business of test_experiment_preflight.py; test_the_real_preflight_... lets it run here
+    # once.
     monkeypatch.setattr(stages, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
 
 
@@ -57,7 +69,10 @@ def test_a_run_walks_every_stage_once_and_ends_with_a_verdict(spec: LoadedSpec, 
     assert {r.status for r in chain.records} == {"passed"}
     assert {r.spec for r in chain.records} == {spec.sha256}
     assert outcome.sentence.startswith("Inconclusive")  # 24 items: half-width 0.55
-    rows = {a: [r["reward"] for r in read_lines(tmp_path / f"run/evaluation/{a}.jsonl")] for a in ("grpo_g8", "gs1_tfidf_g1")}
+    rows = {
+        a: [r["reward"] for r in read_lines(tmp_path / f"run/evaluation/{a}.jsonl")]
+        for a in ("grpo_g8", "gs1_tfidf_g1")
+    }
     wanted = (sum(rows["gs1_tfidf_g1"]) - sum(rows["grpo_g8"])) / 24
     assert chain.records[-1].data["criteria"][0]["hoeffding"]["value"] == pytest.approx(wanted)
 
@@ -70,7 +85,8 @@ def test_running_again_does_nothing_again(spec: LoadedSpec, tmp_path: Path) -> N
 
 
 def test_both_signs_reach_the_verdict(tmp_path: Path) -> None:
-    """The treatment's grades carry the weight +1: an arm that is always right against one that never is, and the other way round."""
+    """The treatment's grades carry the weight +1: an arm that is always right against one that never is, and the other
+    way round."""
     spec = write_spec(tmp_path, small_spec())
     better, _ = go(spec, tmp_path / "better", skill={"grpo_g8": 0.0, "gs1_tfidf_g1": 1.0})
     worse, _ = go(spec, tmp_path / "worse", skill={"grpo_g8": 1.0, "gs1_tfidf_g1": 0.0})
@@ -79,7 +95,9 @@ def test_both_signs_reach_the_verdict(tmp_path: Path) -> None:
     assert (better.code, worse.code) == (0, 0)
 
 
-def test_the_real_preflight_stands_in_the_records(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_preflight_stands_in_the_records(
+    spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "run_preflight", REAL_PREFLIGHT)
     outcome, chain = go(spec, tmp_path / "run")
     assert outcome.code == 0
@@ -92,7 +110,11 @@ def test_a_failed_preflight_stops_the_run(spec: LoadedSpec, tmp_path: Path, monk
     found = {"passed": False, "paths": [], "forced": [{"what": "forced activation", "passed": False}]}
     monkeypatch.setattr(stages, "run_preflight", lambda *a: found)
     outcome, _ = go(spec, tmp_path / "run")
-    assert (outcome.code, outcome.stage, outcome.sentence) == (1, "correctness", "correctness preflight: forced activation")
+    assert (outcome.code, outcome.stage, outcome.sentence) == (
+        1,
+        "correctness",
+        "correctness preflight: forced activation",
+    )
 
 
 # ---- the specification
@@ -132,7 +154,9 @@ def test_a_failed_gate_stops_with_its_record_and_stays_failed(tmp_path: Path) ->
     chain = Chain(tmp_path / "run")
     assert [r.stage for r in chain.records] == STAGES[:7]
     assert chain.records[-1].status == "failed"
-    run, _ = open_run(loaded, tmp_path / "run", lambda what: pytest.fail(f"{what}: a failed gate is not measured again"))
+    run, _ = open_run(
+        loaded, tmp_path / "run", lambda what: pytest.fail(f"{what}: a failed gate is not measured again")
+    )
     assert run_experiment(run) == outcome
 
 
@@ -156,8 +180,14 @@ def test_the_preapproved_fallback_is_adopted_and_scored_on_the_same_calibration(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"activation_gate.checks.0.min": 1.0}, r"changes more than the treatment's advantage \(activation_gate.checks\[0\].min"),
-        ({"arms.1.advantage": "loo_mean"}, "'loo_mean' is no pre-approved fallback that is left; length_buckets_loo were approved"),
+        (
+            {"activation_gate.checks.0.min": 1.0},
+            r"changes more than the treatment's advantage \(activation_gate.checks\[0\].min",
+        ),
+        (
+            {"arms.1.advantage": "loo_mean"},
+            "'loo_mean' is no pre-approved fallback that is left; length_buckets_loo were approved",
+        ),
         ({"decision_rule.criteria.0.margin": -0.5}, "changes more than the treatment's advantage"),
         ({"rollonce.fallbacks": ["length_buckets_loo", "loo_mean"]}, "changes more than the treatment's advantage"),
         ({"rollonce.revision": {"of": "0" * 64, "reason": "because I like it"}}, "but the specification in force"),
@@ -206,7 +236,9 @@ def outcome_of(tmp_path: Path, changes: dict[str, Any], **engine: Any) -> Outcom
 
 def test_clients_that_start_differently_stop_the_run(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, {}, drift={"gs1_tfidf_g1": 2e-4}).stage == "restoration"
-    fine = outcome_of(tmp_path / "fine" if (tmp_path / "fine").mkdir() is None else tmp_path, {}, drift={"gs1_tfidf_g1": 0.9e-4})
+    fine = outcome_of(
+        tmp_path / "fine" if (tmp_path / "fine").mkdir() is None else tmp_path, {}, drift={"gs1_tfidf_g1": 0.9e-4}
+    )
     assert fine.code == 0
 
 
@@ -237,7 +269,9 @@ def test_overlapping_data_stops_the_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_wrong_labels_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = FakeEngine.tasks
-    monkeypatch.setattr(FakeEngine, "tasks", lambda self: (t := real(self))._replace(labels=[(t.train[0], "no"), *t.labels[1:]]))
+    monkeypatch.setattr(
+        FakeEngine, "tasks", lambda self: (t := real(self))._replace(labels=[(t.train[0], "no"), *t.labels[1:]])
+    )
     found = outcome_of(tmp_path, {})
     assert found.stage == "data_audit"
     assert "rejects 1 of 40 known solutions ('train0' first)" in found.sentence
@@ -261,7 +295,11 @@ def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatc
 
     def sloppy(self: FakeEngine, arm: ArmSpec, steps: int, directory: Path, progress: Any):
         found = real(self, arm, steps, directory, progress)
-        return found._replace(steps=[s._replace(learning_rate=1.0) for s in found.steps]) if "arms" in str(directory) else found
+        return (
+            found._replace(steps=[s._replace(learning_rate=1.0) for s in found.steps])
+            if "arms" in str(directory)
+            else found
+        )
 
     monkeypatch.setattr(FakeEngine, "train", sloppy)
     found = outcome_of(tmp_path, {})
@@ -278,8 +316,14 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
         (done[:2], "instead of 1..3"),
         ([*done, done[-1]], "instead of 1..3"),
         ([done[0]._replace(self_weight_max=0.1), *done[1:]], "own reward had weight 0.1"),
-        ([done[0]._replace(task_ids=["cal0", *done[0].task_ids[1:]]), *done[1:]], "1 tasks outside the registered shuffle (cal0"),
-        ([done[0]._replace(task_ids=[done[0].task_ids[1], *done[0].task_ids[1:]]), *done[1:]], "group sizes [1, 2] instead of [1]"),
+        (
+            [done[0]._replace(task_ids=["cal0", *done[0].task_ids[1:]]), *done[1:]],
+            "1 tasks outside the registered shuffle (cal0",
+        ),
+        (
+            [done[0]._replace(task_ids=[done[0].task_ids[1], *done[0].task_ids[1:]]), *done[1:]],
+            "group sizes [1, 2] instead of [1]",
+        ),
         ([done[0]._replace(rewards=done[0].rewards[:7]), *done[1:]], "rollouts a step [7, 8] instead of [8]"),
     ):
         assert said in "; ".join(stages.executed_config(spoilt, arm, run)["problems"])
@@ -325,7 +369,9 @@ def test_an_item_that_never_ends_is_counted_wrong_and_reported(tmp_path: Path, m
     assert any("took over 0.3 s and count as wrong (test3 first)" in d for d in run.remarks())
 
 
-def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(
+    spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, reference = go(spec, tmp_path / "whole")
     real, calls = evaluate.append_line, [0]
 
@@ -346,11 +392,15 @@ def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(spec: LoadedSpec, tm
     assert chain.records[-1].data == reference.records[-1].data
 
 
-def test_a_clock_that_jumps_does_not_change_a_duration(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_does_not_change_a_duration(
+    spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rollonce.experiments import records
 
     hours = iter(range(10_000))
-    monkeypatch.setattr(records.time, "gmtime", lambda: time.struct_time((2000 + next(hours) % 3, 1, 1, 0, 0, 0, 0, 1, 0)))
+    monkeypatch.setattr(
+        records.time, "gmtime", lambda: time.struct_time((2000 + next(hours) % 3, 1, 1, 0, 0, 0, 0, 1, 0))
+    )
     outcome, chain = go(spec, tmp_path / "run")
     assert outcome.code == 0
     assert all(0 <= r.seconds < 120 for r in chain.records)
@@ -364,7 +414,9 @@ def test_a_changed_result_file_is_noticed(spec: LoadedSpec, tmp_path: Path) -> N
         go(spec, tmp_path / "run")
 
 
-def test_changed_data_after_training_is_refused_before_it_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_after_training_is_refused_before_it_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded, _ = failed_gate(tmp_path)
     real = FakeEngine.tasks
     monkeypatch.setattr(FakeEngine, "tasks", lambda self: (t := real(self))._replace(test=t.test[:23]))
@@ -378,7 +430,10 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(tmp_
     run, _ = open_run(good, other / "run")
     run_experiment(run)
     monkeypatch.setattr(FakeEngine, "tasks", lambda self: (t := real(self))._replace(test=t.test[:23]))
-    with pytest.raises(InputError, match="stage 'data_audit' rests on tasks, which changed since it was recorded, and training has begun"):
+    with pytest.raises(
+        InputError,
+        match="stage 'data_audit' rests on tasks, which changed since it was recorded, and training has begun",
+    ):
         go(good, other / "run")
 
 
@@ -386,7 +441,8 @@ def test_the_calibration_cap_counts_all_sittings(spec: LoadedSpec, tmp_path: Pat
     directory = tmp_path / "run"
     directory.mkdir()
     rows = [
-        {"task_id": f"cal{i}", "prompt": "p", "rewards": [0.0], "truncated": [False], "tokens": [1], "seconds": 100.0} for i in range(8)
+        {"task_id": f"cal{i}", "prompt": "p", "rewards": [0.0], "truncated": [False], "tokens": [1], "seconds": 100.0}
+        for i in range(8)
     ]
     (directory / "calibration.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     found, chain = go(spec, directory)

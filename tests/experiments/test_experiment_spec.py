@@ -18,7 +18,9 @@ from rollonce.experiments.pins import package_pin, reference_pin, resolve
 def test_the_requests_file_is_read_whole() -> None:
     loaded = load_spec(SEED_SPEC)
     assert loaded.unknown == []
-    assert sorted(loaded.unresolved) == [f"correctness_preflight.paths[0].{k}_revision" for k in ("baseline", "reference")]
+    assert sorted(loaded.unresolved) == [
+        f"correctness_preflight.paths[0].{k}_revision" for k in ("baseline", "reference")
+    ]
     assert [a.rollouts for a in loaded.spec.arms] == [32, 32]
     assert len(loaded.spec.activation_gate.checks) == 7
 
@@ -44,7 +46,12 @@ def test_every_shipped_specification_is_valid(path: Path) -> None:
 def test_the_treatment_is_the_published_kernel() -> None:
     spec = load_spec(SEED_SPEC).spec
     config = config_of(spec, "tfidf_kernel_loo_T0.1")
-    assert (config["type"], config["kernel"]["temperature"], config["window"], config["shrinkage"]) == ("kernel", 0.1, 0, 0.0)
+    assert (config["type"], config["kernel"]["temperature"], config["window"], config["shrinkage"]) == (
+        "kernel",
+        0.1,
+        0,
+        0.0,
+    )
     assert baseline_of(spec, "tfidf_kernel_loo_T0.25").config()["kernel"]["temperature"] == 0.25
 
 
@@ -71,7 +78,11 @@ WRONG = [
     ("arms.1.group_size", "one", "arms[1].group_size: expected a valid integer"),
     ("arms.0.lr", -1.0, "arms[0].lr: expected greater than 0"),
     ("arms.1.lr", 9e-4, "arms[1].lr: expected optimizer.lr, 0.0002; found 0.0009"),
-    ("arms.1.groups_per_batch", 7, "arms[1]: group_size 1 x groups_per_batch 7 = 7 rollouts a step, but batch_size is 8"),
+    (
+        "arms.1.groups_per_batch",
+        7,
+        "arms[1]: group_size 1 x groups_per_batch 7 = 7 rollouts a step, but batch_size is 8",
+    ),
     ("arms.1.steps", 4, "arms[1].steps: expected the specification's steps, 3; found 4"),
     ("arms.1.name", "grpo_g8", "arms[1].name: 'grpo_g8' stands twice"),
     ("decision_rule.alpha", 1.5, "decision_rule.alpha: expected less than 1; found 1.5"),
@@ -83,9 +94,17 @@ WRONG = [
     ("activation_gate.checks.0.metric", "beff", "activation_gate.checks[0].metric: expected one of"),
     ("activation_gate.checks.0.min", None, "activation_gate.checks[0]: expected min, max or both"),
     ("activation_gate.checks.2.min", 0.5, "activation_gate.checks[2]: expected min <= max"),
-    ("restoration_preflight.groups.0.arms.0.optimizer_config.learning_rate", 1.0, "optimizer_config.learning_rate: expected 0.0002"),
+    (
+        "restoration_preflight.groups.0.arms.0.optimizer_config.learning_rate",
+        1.0,
+        "optimizer_config.learning_rate: expected 0.0002",
+    ),
     ("restoration_preflight.groups.0.arms.0.name", "nobody", "arms[0].name: expected the name of an arm"),
-    ("rollonce.roles", {"baseline": "x", "treatment": "grpo_g8"}, "rollonce.roles.baseline: expected the name of an arm"),
+    (
+        "rollonce.roles",
+        {"baseline": "x", "treatment": "grpo_g8"},
+        "rollonce.roles.baseline: expected the name of an arm",
+    ),
     ("training_type", "sft", "training_type: expected 'rl'"),
     ("batch_size", True, "batch_size: expected a valid integer; found true"),
 ]

@@ -12,6 +12,8 @@ from rollonce.experiments.gates import offline_score
 def test_equal_rewards_have_no_effective_batch_size_however_they_round(reward: float) -> None:
     prompts = [f"task {i} with words {i % 7}" for i in range(40)]
     baseline = published_tfidf().fit(prompts)
-    score = offline_score(baseline, "tfidf_kernel_loo_T0.1", prompts, [[reward] * 8] * 40, prompts, batch_size=32, n_batches=50)
+    score = offline_score(
+        baseline, "tfidf_kernel_loo_T0.1", prompts, [[reward] * 8] * 40, prompts, batch_size=32, n_batches=50
+    )
     assert score.ratio is None
     assert "all rewards are equal" in score.note

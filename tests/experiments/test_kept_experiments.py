@@ -1,4 +1,5 @@
-"""The experiments kept under studies/: their chains hold, their files are those on record, and their items give the same verdict again."""
+"""The experiments kept under studies/: their chains hold, their files are those on record, and their items give the
+same verdict again."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ from rollonce.rollouts import Tasks
 
 
 def test_log_length_counts_characters_of_the_prompt():
-    np.testing.assert_allclose(LogLength().transform(["", "abc", "東京"])[:, 0], [0.0, math.log(4), math.log(3)], atol=1e-15)
+    np.testing.assert_allclose(
+        LogLength().transform(["", "abc", "東京"])[:, 0], [0.0, math.log(4), math.log(3)], atol=1e-15
+    )
 
 
 def test_number_column_is_standardised_by_what_it_was_fitted_on():
@@ -39,7 +41,9 @@ def test_category_column_gives_equal_codes_to_equal_values_only():
     assert a.max() < 2**52
 
 
-@pytest.mark.parametrize("name", ["reward", "response_length", "num_tokens", "completion_tokens", "is_correct", "score"])
+@pytest.mark.parametrize(
+    "name", ["reward", "response_length", "num_tokens", "completion_tokens", "is_correct", "score"]
+)
 @pytest.mark.parametrize("kind", [CategoryColumn, NumberColumn])
 def test_a_column_known_only_after_the_rollout_is_refused(kind, name):
     with pytest.raises(InputError, match=name):

@@ -59,7 +59,9 @@ def test_equals_scikit_learn(s):
     assert list(ours.vocabulary_) == reference.get_feature_names_out().tolist()
     np.testing.assert_allclose(ours.idf_, reference.idf_, rtol=0, atol=1e-12)
     for texts in (TEXTS, NEW):
-        np.testing.assert_allclose(ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("s", [{"max_features": 3}, {"analyzer": "char", "max_features": 2}], ids=str)
@@ -89,7 +91,9 @@ def test_equals_scikit_learn_on_any_text(texts, analyzer, low, more, sublinear):
         return
     ours = Tfidf(**s).fit(texts)
     assert list(ours.vocabulary_) == reference.get_feature_names_out().tolist()
-    np.testing.assert_allclose(ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12
+    )
 
 
 def test_by_hand():
@@ -101,7 +105,11 @@ def test_by_hand():
 
 
 def test_skeleton_makes_one_template_of_many_numbers():
-    x = Tfidf(skeleton=True).fit(["add 12 and 7", "add 3,000.5 and 99", "take 1 from 2"]).transform(["add 12 and 7", "add 5 and 6"])
+    x = (
+        Tfidf(skeleton=True)
+        .fit(["add 12 and 7", "add 3,000.5 and 99", "take 1 from 2"])
+        .transform(["add 12 and 7", "add 5 and 6"])
+    )
     np.testing.assert_allclose(x.to_dense()[0], x.to_dense()[1], atol=0)
 
 

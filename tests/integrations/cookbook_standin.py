@@ -1,4 +1,5 @@
-"""What the adapter touches of ``tinker_cookbook.rl.train``, in its shapes and call order (0.5.8 and 0.6.1), without a service.
+"""What the adapter touches of ``tinker_cookbook.rl.train``, in its shapes and call order (0.5.8 and 0.6.1), without a
+service.
 
 ``tests/tinker`` holds the same adapter to the real package; its signature test holds this file's names to it too.
 """
@@ -45,7 +46,10 @@ class TrajectoryGroup:
     metrics_G: list[dict[str, Any]] = field(default_factory=list)
 
     def get_total_rewards(self) -> list[float]:
-        return [sum(t.reward for t in tr.transitions) + f for tr, f in zip(self.trajectories_G, self.final_rewards_G, strict=True)]
+        return [
+            sum(t.reward for t in tr.transitions) + f
+            for tr, f in zip(self.trajectories_G, self.final_rewards_G, strict=True)
+        ]
 
 
 class Tokenizer:
@@ -142,7 +146,12 @@ async def do_train_step_and_get_sampling_client(
     trajectory_groups_P: list[TrajectoryGroup],
 ) -> tuple[Any, dict[str, Any]]:
     data, metrics = await prepare_minibatch(
-        env_group_builders_P, trajectory_groups_P, tokenizer, kl_reference_client, kl_penalty_coef=0.0, kl_discount_factor=0.0
+        env_group_builders_P,
+        trajectory_groups_P,
+        tokenizer,
+        kl_reference_client,
+        kl_penalty_coef=0.0,
+        kl_discount_factor=0.0,
     )
     SENT.append(data)
     return None, metrics
@@ -152,7 +161,9 @@ async def do_sync_training(start_batch: int, end_batch: int, num_batches: int, c
     out = []
     for i_batch in range(start_batch, end_batch):
         builders, groups = [b for b, _ in STEPS[i_batch]], [g for _, g in STEPS[i_batch]]
-        _, metrics = await do_train_step_and_get_sampling_client(config, i_batch, None, None, None, Tokenizer(), builders, groups)
+        _, metrics = await do_train_step_and_get_sampling_client(
+            config, i_batch, None, None, None, Tokenizer(), builders, groups
+        )
         out.append(metrics)
     return out
 

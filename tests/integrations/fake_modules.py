@@ -1,6 +1,8 @@
-"""Small stand-ins for trainers that are not installed, built to the shapes read in their source: names, arguments, padding, order.
+"""Small stand-ins for trainers that are not installed, built to the shapes read in their source: names, arguments,
+padding, order.
 
-They check our adapters, not the trainers. With the trainer installed (``run_real.sh``) the same tests run against the real one.
+They check our adapters, not the trainers. With the trainer installed (``run_real.sh``) the same tests run against the
+real one.
 """
 
 from __future__ import annotations

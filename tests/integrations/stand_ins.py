@@ -1,4 +1,5 @@
-"""Small stand-ins for trainers that cannot be installed here, built to the shapes of their sources (names, arguments, padding, segments).
+"""Small stand-ins for trainers that cannot be installed here, built to the shapes of their sources (names, arguments,
+padding, segments).
 
 What is tested with them is untested against the real trainer, and the test files and docs/integrations.md say so.
 """
@@ -56,7 +57,8 @@ def slime_args(**changes: Any) -> Namespace:
 
 
 def slime_stock(rewards: list[float], group: int, batch: int) -> np.ndarray:
-    """What slime does without a post-processor (``_post_process_rewards``): group mean, or *one* mean where the counts do not fit."""
+    """What slime does without a post-processor (``_post_process_rewards``): group mean, or *one* mean where the counts
+    do not fit."""
     r = np.asarray(rewards, float)
     r = r.reshape(-1, group) if len(r) == group * batch else r.reshape(1, -1)
     r = r - r.mean(axis=-1, keepdims=True)
@@ -75,7 +77,8 @@ def rllm_group(
 
 
 class PrimeAlgorithm:
-    """prime-rl's ``GRPOAlgorithm``: ``score_group`` sees one finalized group and writes through ``assign_advantages``."""
+    """prime-rl's ``GRPOAlgorithm``: ``score_group`` sees one finalized group and writes through
+    ``assign_advantages``."""
 
     def __init__(self, config: Any, policy_pool: Any, renderer: Any = None) -> None:
         self.config, self.policy_pool, self.renderer = config, policy_pool, renderer

@@ -25,7 +25,12 @@ def load(name):
 
 def script(name, *arguments, **options):
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *map(str, arguments)], capture_output=True, text=True, timeout=500, check=False, **options
+        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        **options,
     )
 
 
@@ -55,7 +60,18 @@ def test_both_trl_scripts_train_and_write_their_log(tmp_path, name, arm, tasks_a
 def test_the_multi_gpu_script_runs_its_tiny_version(tmp_path, file):
     from rollonce.policies import embedded_directory
 
-    done = script("trl_multi_gpu.py", "--tiny", "--steps", 1, "--baseline", file, "--model", embedded_directory(), "--out", tmp_path / "o")
+    done = script(
+        "trl_multi_gpu.py",
+        "--tiny",
+        "--steps",
+        1,
+        "--baseline",
+        file,
+        "--model",
+        embedded_directory(),
+        "--out",
+        tmp_path / "o",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rollonce/baseline" in done.stdout
     module = load("trl_multi_gpu")
@@ -73,7 +89,9 @@ def test_modal_script_calls_rollonce_as_it_is(tmp_path):
     for option in ("--out", "--processes", "--seeds"):
         assert option in shown.stdout
     (tmp_path / "bad.toml").write_text("[train]\nsteps = 'many'\n")
-    assert module.run_comparison(str(tmp_path / "bad.toml"), str(tmp_path / "out"), []) == 2, "bad input's exit code comes through"
+    assert module.run_comparison(str(tmp_path / "bad.toml"), str(tmp_path / "out"), []) == 2, (
+        "bad input's exit code comes through"
+    )
     assert f"{ROOT}[train]" in module.install_command(str(ROOT))
 
 

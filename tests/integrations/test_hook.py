@@ -114,7 +114,9 @@ def test_whitening_and_scaling_are_off_unless_asked():
     np.testing.assert_allclose(run(), loo, rtol=0, atol=1e-15)
     np.testing.assert_allclose(run(scale_by_std=True), loo / np.sqrt(3 / 16), rtol=1e-14)
     whitened = run(whiten=True)
-    np.testing.assert_allclose(whitened, loo / np.sqrt(1 / 3), rtol=1e-14)  # LOO advantages sum to zero; mean square (1 + 3/9) / 4
+    np.testing.assert_allclose(
+        whitened, loo / np.sqrt(1 / 3), rtol=1e-14
+    )  # LOO advantages sum to zero; mean square (1 + 3/9) / 4
     assert abs(whitened.mean()) < 1e-15
     assert abs(whitened.std() - 1) < 1e-14
     for how in ("whiten", "scale_by_std"):
@@ -149,11 +151,15 @@ def test_history_mode_kernel_is_the_kernel_mean_of_past_rows_by_hand():
     fam = lambda *v: {"family": list(v)}  # noqa: E731
     hook.advantages(list("abcd"), [1.0, 0.0, 0.0, 0.0], columns=fam("x", "x", "y", "y"))
     got = hook.advantages(list("efg"), [1.0, 1.0, 1.0], columns=fam("x", "y", "z"))
-    np.testing.assert_allclose(got.baseline_N, [0.5, 0.0, 0.25], rtol=0, atol=1e-15)  # own family, own family, mean of all
+    np.testing.assert_allclose(
+        got.baseline_N, [0.5, 0.0, 0.25], rtol=0, atol=1e-15
+    )  # own family, own family, mean of all
 
 
 @pytest.mark.parametrize(
-    "baseline", [KernelBaseline(), Shrunk(KernelBaseline(), 0.3), SelfTuning(min_rows=8), Kriging()], ids=lambda b: b.type
+    "baseline",
+    [KernelBaseline(), Shrunk(KernelBaseline(), 0.3), SelfTuning(min_rows=8), Kriging()],
+    ids=lambda b: b.type,
 )
 def test_history_mode_gives_smoothers_a_window_and_no_batch_mate_is_seen(baseline):
     rng = np.random.default_rng(5)
@@ -179,7 +185,9 @@ def test_history_mode_resumes_with_rows_that_wait():
     other.load_state_dict(json.loads(json.dumps(hook.state_dict())))
     for _ in range(3):
         prompts, rewards = step(rng, 4)
-        np.testing.assert_array_equal(hook.advantages(prompts, rewards).advantages_N, other.advantages(prompts, rewards).advantages_N)
+        np.testing.assert_array_equal(
+            hook.advantages(prompts, rewards).advantages_N, other.advantages(prompts, rewards).advantages_N
+        )
     assert len(hook.baseline.history) == 12 + 11  # 4 + 4 + 4 joined, then 3 + 4 + 4; the last 4 wait
 
 
@@ -226,7 +234,9 @@ def test_the_callers_baseline_is_left_alone_and_a_file_does_as_well(tmp_path):
     rng = np.random.default_rng(2)
     prompts, rewards = step(rng)
     a, b = AdvantageHook(baseline), AdvantageHook(tmp_path / "baseline.json")
-    np.testing.assert_array_equal(a.advantages(prompts, rewards).advantages_N, b.advantages(prompts, rewards).advantages_N)
+    np.testing.assert_array_equal(
+        a.advantages(prompts, rewards).advantages_N, b.advantages(prompts, rewards).advantages_N
+    )
     assert len(baseline.history) == 0
     assert len(a.baseline.history) == 16
 
@@ -253,7 +263,10 @@ def test_a_task_that_repeats_at_group_size_one_is_warned_of():
     call = (["one", "two", " ONE", "three"], [1.0, 0.0, 0.0, 1.0])
     assert "comes 2 times" in said(AdvantageHook(LeaveOneOut()), call)[0]
     assert said(AdvantageHook(LeaveOneOut(), group_size=None), call) == []
-    assert said(AdvantageHook(LeaveOneOut()), call, rollout_ids=["x", "y", "x2", "z"], keep=[True, True, False, True]) == []
+    assert (
+        said(AdvantageHook(LeaveOneOut()), call, rollout_ids=["x", "y", "x2", "z"], keep=[True, True, False, True])
+        == []
+    )
 
 
 @pytest.mark.parametrize("window", [0, 32])
@@ -269,7 +282,9 @@ def test_a_kernel_that_does_nothing_is_warned_of_after_n_steps(window):
     assert said(before, *calls[:3]) == []
     after.load_state_dict(before.state_dict())
     assert "5 steps" in said(after, *calls[3:5])[0], "a restart does not start the count anew"
-    assert said(AdvantageHook(LeaveOneOut(window=window), group_size=None, warn_after=2), *calls) == [], "LOO is meant to be LOO"
+    assert said(AdvantageHook(LeaveOneOut(window=window), group_size=None, warn_after=2), *calls) == [], (
+        "LOO is meant to be LOO"
+    )
 
 
 def test_a_checkpoint_of_another_baseline_and_a_damaged_one_are_refused(tmp_path):

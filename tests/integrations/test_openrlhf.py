@@ -1,7 +1,9 @@
-"""OpenRLHF 0.11.2: its experience maker with our baseline, its order of samples, penalties, clipping, KL, empty responses, checkpoints.
+"""OpenRLHF 0.11.2: its experience maker with our baseline, its order of samples, penalties, clipping, KL, empty
+responses, checkpoints.
 
-Each test runs against a stand-in; with OpenRLHF installed (run_real.sh) also against the real `RemoteExperienceMaker` and trainer.
-vLLM and flash-attn have no CPU build here: the real modules are imported with empty ones in their place, which no test touches.
+Each test runs against a stand-in; with OpenRLHF installed (run_real.sh) also against the real `RemoteExperienceMaker`
+and trainer. vLLM and flash-attn have no CPU build here: the real modules are imported with empty ones in their place,
+which no test touches.
 """
 
 import importlib.machinery
@@ -25,7 +27,9 @@ from rollonce.integrations import AdvantageWarning  # noqa: E402
 from rollonce.integrations import openrlhf as ours  # noqa: E402
 
 REAL = installed("openrlhf") and installed("ray") and installed("deepspeed")
-needs_openrlhf = pytest.mark.skipif(not REAL, reason="OpenRLHF is not installed: run_real.sh runs this against OpenRLHF 0.11.2")
+needs_openrlhf = pytest.mark.skipif(
+    not REAL, reason="OpenRLHF is not installed: run_real.sh runs this against OpenRLHF 0.11.2"
+)
 WORDS = ["add", "sort", "prove", "count", "spell"]
 PROMPTS = [f"{WORDS[i % 5]} the {WORDS[(2 * i + 1) % 5]} of {i}" for i in range(40)]
 SETTINGS = {
@@ -71,7 +75,10 @@ def stand_in(monkeypatch):
                 if args.reward.clip_range:
                     r = r.clamp(*args.reward.clip_range)
                 last = e.action_mask.size(1) - 1 - e.action_mask.long().fliplr().argmax(1, keepdim=True)
-                by_token = torch.zeros_like(e.kl).scatter_(1, last, r[:, None].to(e.kl.dtype)) - max(self.kl_ctl.value, 0) * e.kl
+                by_token = (
+                    torch.zeros_like(e.kl).scatter_(1, last, r[:, None].to(e.kl.dtype))
+                    - max(self.kl_ctl.value, 0) * e.kl
+                )
                 if self.advantage_estimator not in ("flash_reinforce", "rloo", "dr_grpo"):
                     raise ValueError(f"Unknown advantage_estimator {self.advantage_estimator}")
                 e.returns = (by_token * e.action_mask).flip(1).cumsum(1).flip(1)
@@ -99,7 +106,15 @@ def stand_in(monkeypatch):
 
 # ---------------------------------------------------------------------- the real one
 
-ABSENT = ["vllm", "vllm.inputs", "vllm.utils", "flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
+ABSENT = [
+    "vllm",
+    "vllm.inputs",
+    "vllm.utils",
+    "flash_attn",
+    "flash_attn.bert_padding",
+    "flash_attn.utils",
+    "flash_attn.utils.distributed",
+]
 
 
 def real():
@@ -116,9 +131,13 @@ def real():
         """The real base with its own `__init__` left out: that needs models on GPUs."""
 
         def __init__(self, strategy):
-            self.experience_maker = RemoteExperienceMaker(None, None, None, None, SimpleNamespace(value=0.0), strategy, None)
+            self.experience_maker = RemoteExperienceMaker(
+                None, None, None, None, SimpleNamespace(value=0.0), strategy, None
+            )
 
-    return SimpleNamespace(maker=RemoteExperienceMaker, trainer=PPOTrainer, experience=Experience, ppo_trainer=ppo_trainer)
+    return SimpleNamespace(
+        maker=RemoteExperienceMaker, trainer=PPOTrainer, experience=Experience, ppo_trainer=ppo_trainer
+    )
 
 
 @pytest.fixture(params=["stand-in", pytest.param("real", marks=needs_openrlhf)])
@@ -143,7 +162,8 @@ def samples(rng, n=8):
 
 
 def experiences(openrlhf, step, sizes=(8,), order=None, dtype=torch.float32, kl=0.0):
-    """Micro-batches of (prompt, reward, length) as `split_rollout_samples` leaves them: any order, ``index`` telling which is which."""
+    """Micro-batches of (prompt, reward, length) as `split_rollout_samples` leaves them: any order, ``index`` telling
+    which is which."""
     order = list(range(len(step))) if order is None else list(order)
     out, start = [], 0
     for size in sizes:
@@ -171,7 +191,8 @@ def experiences(openrlhf, step, sizes=(8,), order=None, dtype=torch.float32, kl=
 
 
 def advantages(result):
-    """One number a sample in the order of ``index``, after a check that it stands at every action token up to the last."""
+    """One number a sample in the order of ``index``, after a check that it stands at every action token up to the
+    last."""
     out = {}
     for e in result:
         for row, i in enumerate(e.index):
@@ -210,7 +231,9 @@ def test_what_is_logged_and_kept_is_the_reward_not_the_advantage(openrlhf):
 
 
 def test_settings_stand_as_they_were_afterwards(openrlhf):
-    maker = make(openrlhf, reward__overlong_buffer_len=4, reward__overlong_penalty_factor=1.0, rollout__n_samples_per_prompt=2)
+    maker = make(
+        openrlhf, reward__overlong_buffer_len=4, reward__overlong_penalty_factor=1.0, rollout__n_samples_per_prompt=2
+    )
     before = repr(maker.strategy.args)
     maker.compute_advantages_and_returns(experiences(openrlhf, samples(np.random.default_rng(2))))
     assert repr(maker.strategy.args) == before
@@ -227,25 +250,35 @@ def test_length_penalties_belong_to_the_reward_and_count_once(openrlhf):
 
 
 def test_kl_and_clipping_stay_openrlhfs(openrlhf):
-    """Clipped after the baseline, as its own estimators are; then the KL of the tokens still to come, at 0.1 of 0.5 a token."""
+    """Clipped after the baseline, as its own estimators are; then the KL of the tokens still to come, at 0.1 of 0.5 a
+    token."""
     step = [(PROMPTS[0], 30.0, 2), (PROMPTS[1], 0.0, 2)]
     maker = make(openrlhf, LeaveOneOut(), kl=0.1)
     (got,) = maker.compute_advantages_and_returns(experiences(openrlhf, step, (2,), kl=0.5))
-    torch.testing.assert_close(got.advantages[:, 1:3], torch.tensor([[10.0 - 0.10, 10.0 - 0.05], [-10.0 - 0.10, -10.0 - 0.05]]))
+    torch.testing.assert_close(
+        got.advantages[:, 1:3], torch.tensor([[10.0 - 0.10, 10.0 - 0.05], [-10.0 - 0.10, -10.0 - 0.05]])
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.float64])
 def test_rewards_of_any_dtype(openrlhf, dtype):
     step = [(PROMPTS[0], 1.0, 2), (PROMPTS[1], 0.0, 2), (PROMPTS[2], 1.0, 1)]
-    (got,) = make(openrlhf, LeaveOneOut()).compute_advantages_and_returns(experiences(openrlhf, step, (3,), dtype=dtype))
+    (got,) = make(openrlhf, LeaveOneOut()).compute_advantages_and_returns(
+        experiences(openrlhf, step, (3,), dtype=dtype)
+    )
     np.testing.assert_allclose(advantages([got]), [0.5, -1.0, 0.5], atol=1e-7)
 
 
 def test_an_empty_response_does_not_shift_its_siblings(openrlhf):
-    """OpenRLHF #1239: rewards [100, 1], the first without one action token; under dr_grpo the second gets 1 - 50.5. Ours leaves it out."""
+    """OpenRLHF #1239: rewards [100, 1], the first without one action token; under dr_grpo the second gets 1 - 50.5.
+    Ours leaves it out."""
     group = [(PROMPTS[0], 100.0, 0), (PROMPTS[0], 1.0, 2)]
-    stock = make(openrlhf, False, algo__advantage__estimator="dr_grpo", rollout__n_samples_per_prompt=2, reward__clip_range=None)
-    assert advantages(stock.compute_advantages_and_returns(experiences(openrlhf, group, (2,))))[1] == pytest.approx(-49.5)
+    stock = make(
+        openrlhf, False, algo__advantage__estimator="dr_grpo", rollout__n_samples_per_prompt=2, reward__clip_range=None
+    )
+    assert advantages(stock.compute_advantages_and_returns(experiences(openrlhf, group, (2,))))[1] == pytest.approx(
+        -49.5
+    )
 
     step = [*group, (PROMPTS[1], 0.0, 3), (PROMPTS[2], 0.5, 1)]
     maker = make(openrlhf, LeaveOneOut(), reward__clip_range=None)
@@ -263,7 +296,9 @@ def test_a_group_without_spread_still_learns_from_the_other_tasks(openrlhf):
     assert np.abs(advantages(stock.compute_advantages_and_returns(experiences(openrlhf, step, (4,))))).max() < 1e-6
     maker = make(openrlhf, LeaveOneOut(), rollout__n_samples_per_prompt=2)
     got = advantages(maker.compute_advantages_and_returns(experiences(openrlhf, step, (4,))))
-    np.testing.assert_allclose(got, [-0.8 / 3, -0.8 / 3, 0.8 / 3, 0.8 / 3], atol=1e-6)  # 0.4 - (0.4 + 0.8 + 0.8) / 3 ...
+    np.testing.assert_allclose(
+        got, [-0.8 / 3, -0.8 / 3, 0.8 / 3, 0.8 / 3], atol=1e-6
+    )  # 0.4 - (0.4 + 0.8 + 0.8) / 3 ...
 
 
 def test_refused_settings_are_named_with_their_fix(openrlhf):
@@ -289,7 +324,9 @@ def test_an_index_that_is_no_permutation_is_refused(openrlhf):
 def test_a_trainer_carries_the_history_in_its_checkpoint(openrlhf, monkeypatch):
     saved = {}
     monkeypatch.setattr(
-        openrlhf.trainer, "save_logs_and_checkpoints", lambda self, step, logs=None, client_states=None: saved.update(client_states)
+        openrlhf.trainer,
+        "save_logs_and_checkpoints",
+        lambda self, step, logs=None, client_states=None: saved.update(client_states),
     )
     monkeypatch.setattr(openrlhf.trainer, "init_checkpoint_states", lambda self: dict(saved) or {"global_step": 0})
     strategy = SimpleNamespace(args=namespace(SETTINGS))
@@ -326,7 +363,9 @@ def test_without_openrlhf_the_module_imports_and_says_what_is_missing(monkeypatc
 
 def test_the_command_line_without_a_baseline_or_openrlhf_ends_in_a_sentence(tmp_path):
     def run(*args):
-        return subprocess.run([sys.executable, "-m", "rollonce.integrations.openrlhf", *args], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-m", "rollonce.integrations.openrlhf", *args], capture_output=True, text=True
+        )
 
     assert "baseline.json FLAGS OF OPENRLHF" in run().stderr
     if not installed("openrlhf"):
@@ -353,12 +392,16 @@ def test_the_names_that_we_use_are_there():
         "save_best_checkpoint": ["self", "eval_metrics", "global_step", "client_states"],
         "init_checkpoint_states": ["self"],
     }.items():
-        found = [p for p in inspect.signature(getattr(base, name)).parameters if p != "_ray_trace_ctx"]  # Ray adds that one
+        found = [
+            p for p in inspect.signature(getattr(base, name)).parameters if p != "_ray_trace_ctx"
+        ]  # Ray adds that one
         assert found == arguments, name
     assert "self.experience_maker = RemoteExperienceMaker(" in inspect.getsource(base.__init__)
     import openrlhf.cli.train_ppo_ray as cli
 
-    assert "from openrlhf.trainer.ppo_trainer import PPOTrainer" in inspect.getsource(cli.train)  # looked up when training starts
+    assert "from openrlhf.trainer.ppo_trainer import PPOTrainer" in inspect.getsource(
+        cli.train
+    )  # looked up when training starts
 
 
 @needs_openrlhf
@@ -384,6 +427,8 @@ def test_the_flags_of_the_example_are_openrlhfs():
     import openrlhf.cli.train_ppo_ray as cli
 
     known = set(re.findall(r'"--([\w.]+)"', Path(cli.__file__).read_text()))
-    flags = re.findall(r"--([\w.]+)", (Path(__file__).parents[2] / "examples/openrlhf_gs1.sh").read_text().split("python3", 1)[1])
+    flags = re.findall(
+        r"--([\w.]+)", (Path(__file__).parents[2] / "examples/openrlhf_gs1.sh").read_text().split("python3", 1)[1]
+    )
     assert len(flags) > 10
     assert set(flags) <= known

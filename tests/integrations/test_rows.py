@@ -34,12 +34,17 @@ def modules():
     import rollonce.integrations
 
     return sorted(
-        f"rollonce.integrations.{p.stem}" for p in Path(rollonce.integrations.__file__).parent.glob("*.py") if p.stem != "__init__"
+        f"rollonce.integrations.{p.stem}"
+        for p in Path(rollonce.integrations.__file__).parent.glob("*.py")
+        if p.stem != "__init__"
     )
 
 
 def test_importing_every_integration_loads_no_trainer():
-    code = f"import sys, importlib; [importlib.import_module(m) for m in {modules()!r}]; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = (
+        f"import sys, importlib; [importlib.import_module(m) for m in {modules()!r}]; print([m for m in {HEAVY!r} if m "
+        "in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
@@ -52,7 +57,9 @@ def test_padding_goes_and_turns_of_a_rollout_count_once():
         keep=[True, True, True, True, False],
         rollout_ids=["a", "b", "b", "c", "a"],
     )
-    assert rows.batch.tasks.prompts == ["p", "q", "r"], "a rollout's prompt is its first row's, before the policy wrote anything"
+    assert rows.batch.tasks.prompts == ["p", "q", "r"], (
+        "a rollout's prompt is its first row's, before the policy wrote anything"
+    )
     assert rows.batch.rewards_B.tolist() == [1.0, 0.5, 0.0]
     assert rows.rollout_N.tolist() == [0, 1, 1, 2, -1]
     assert rows.kept_N.tolist() == [True, True, True, True, False]
@@ -69,7 +76,8 @@ def as_torch_list(values):
 
 @pytest.mark.parametrize("of", [np.array, as_torch, as_torch_list])
 def test_ids_and_masks_as_tensors_are_their_values(of):
-    # A 0-d tensor is hashed by identity: turns of a rollout would each be a rollout, and b of one would hold the other's reward, its own.
+    # A 0-d tensor is hashed by identity: turns of a rollout would each be a rollout, and b of one would hold the
+    # other's reward, its own.
     rows = make_rows(
         ["p", "p and more", "p", "pad"],
         of([1.0, 1.0, 0.0, 9.0]),
@@ -87,7 +95,10 @@ def test_ids_and_masks_as_tensors_are_their_values(of):
 
 def test_masks_and_ids_of_two_dimensions():
     rows = make_rows(
-        ["p", "q", "q"], [1.0, 0.0, 0.0], keep=np.array([[False], [True], [True]]), rollout_ids=np.array([[0, 1], [0, 2], [0, 2]])
+        ["p", "q", "q"],
+        [1.0, 0.0, 0.0],
+        keep=np.array([[False], [True], [True]]),
+        rollout_ids=np.array([[0, 1], [0, 2], [0, 2]]),
     )
     assert rows.rollout_N.tolist() == [-1, 0, 0]
     with pytest.raises(InputError, match="keep must hold one value for each row, not 2"):
@@ -127,7 +138,9 @@ def test_ids_follow_the_normalised_prompt_alone():
     import hashlib
 
     assert a == hashlib.blake2b(b"what is 2+2?", digest_size=8).hexdigest()
-    assert make_rows([[{"role": "user", "content": "what is 2+2?"}], "What is 2+2?"], [0, 1]).batch.tasks.task_ids.tolist() == [a, a]
+    assert make_rows(
+        [[{"role": "user", "content": "what is 2+2?"}], "What is 2+2?"], [0, 1]
+    ).batch.tasks.task_ids.tolist() == [a, a]
     assert make_rows(["x", "x"], [0, 1], task_ids=[3, 4]).batch.tasks.task_ids.tolist() == ["3", "4"]
     assert make_rows(None, [0, 1]).batch.tasks.task_ids.tolist() == ["row 0", "row 1"]
 
@@ -171,7 +184,9 @@ def test_settings_that_break_are_all_named_with_their_fix():
         Rule("not.there", True, "x", "y"),
     ]
     settings = {"algorithm": argparse.Namespace(norm=True), "n": 4}
-    with pytest.raises(InputError, match=r"toy cannot run.*algorithm\.norm=True divides.*set it to false; n=4 samples groups: set n=1"):
+    with pytest.raises(
+        InputError, match=r"toy cannot run.*algorithm\.norm=True divides.*set it to false; n=4 samples groups: set n=1"
+    ):
         refuse(settings, rules, "toy")
     refuse({"algorithm": argparse.Namespace(norm=False), "n": 1}, rules, "toy")
     refuse({"algorithm": None}, rules, "toy")

@@ -1,6 +1,7 @@
 """SkyRL 0.4.0: our estimators in its registry, its trainer with the prompts, its padding, turns and checkpoints.
 
-Each test runs against a stand-in; with SkyRL's trainer installed (run_real.sh; Python 3.12) also against the real `RayPPOTrainer`,
+Each test runs against a stand-in; with SkyRL's trainer installed (run_real.sh; Python 3.12) also against the real
+`RayPPOTrainer`,
 batch layout, padding and settings. Models, workers and generation are left out: they need GPUs.
 """
 
@@ -23,7 +24,9 @@ from rollonce.integrations import AdvantageWarning  # noqa: E402
 from rollonce.integrations import skyrl as ours  # noqa: E402
 
 REAL = installed("skyrl") and installed("skyrl_gym") and installed("ray")
-needs_skyrl = pytest.mark.skipif(not REAL, reason="SkyRL is not installed: run_real.sh runs this against SkyRL 0.4.0 on Python 3.12")
+needs_skyrl = pytest.mark.skipif(
+    not REAL, reason="SkyRL is not installed: run_real.sh runs this against SkyRL 0.4.0 on Python 3.12"
+)
 WORDS = ["add", "sort", "prove", "count", "spell"]
 PROMPTS = [f"{WORDS[i % 5]} the {WORDS[(2 * i + 1) % 5]} of {i}" for i in range(40)]
 SETTINGS = {
@@ -91,7 +94,9 @@ def stand_in(monkeypatch):
             algorithm = self.cfg.trainer.algorithm
             advantages, returns = functions[algorithm.advantage_estimator](
                 token_level_rewards=rewards[rows],
-                response_mask=torch.ones_like(mask[rows], dtype=torch.float) if self.cfg.generator.step_wise_trajectories else mask,
+                response_mask=torch.ones_like(mask[rows], dtype=torch.float)
+                if self.cfg.generator.step_wise_trajectories
+                else mask,
                 index=np.array(uids)[rows.numpy()] if self.cfg.generator.step_wise_trajectories else uids,
                 values=data["values"],
                 config=algorithm,
@@ -111,14 +116,19 @@ def stand_in(monkeypatch):
         def load_checkpoints(self):
             return self.global_step, self.folder
 
-    module(monkeypatch, "skyrl.backends.skyrl_train.utils.ppo_utils", AdvantageEstimatorRegistry=AdvantageEstimatorRegistry)
+    module(
+        monkeypatch, "skyrl.backends.skyrl_train.utils.ppo_utils", AdvantageEstimatorRegistry=AdvantageEstimatorRegistry
+    )
     import os
 
     io = SimpleNamespace(makedirs=os.makedirs, open_file=open, exists=os.path.exists)
     module(monkeypatch, "skyrl.backends.skyrl_train.utils.io", io=io)
 
     def batch(rows, pads):
-        rows = [*rows, *[rollout(f"pad{i}", rows[0].prompt, rows[0].reward, rows[0].length, loss=0) for i in range(pads)]]
+        rows = [
+            *rows,
+            *[rollout(f"pad{i}", rows[0].prompt, rows[0].reward, rows[0].length, loss=0) for i in range(pads)],
+        ]
         prompts = [Tokenizer()(r.prompt) for r in rows]
         wide, width = max(len(p) + r.length for p, r in zip(prompts, rows, strict=True)), max(r.length for r in rows)
         data = StandInBatch(
@@ -161,7 +171,11 @@ def real():
 
     def settings(changes):
         cfg = SkyRLTrainConfig()
-        for name, value in {"trainer.algorithm.advantage_estimator": "gs1", "generator.n_samples_per_prompt": 1, **changes}.items():
+        for name, value in {
+            "trainer.algorithm.advantage_estimator": "gs1",
+            "generator.n_samples_per_prompt": 1,
+            **changes,
+        }.items():
             *path, last = name.split(".")
             at = cfg
             for part in path:
@@ -173,11 +187,19 @@ def real():
     def batch(rows, pads):
         prompts, responses = [Tokenizer()(r.prompt) for r in rows], [[65] * r.length for r in rows]
         tensors = convert_prompts_responses_to_batch_tensors(
-            0, prompts, responses, [[0.0] * (r.length - 1) + [r.reward] for r in rows], [[r.loss] * r.length for r in rows]
+            0,
+            prompts,
+            responses,
+            [[0.0] * (r.length - 1) + [r.reward] for r in rows],
+            [[r.loss] * r.length for r in rows],
         )
         names = ["sequences", "attention_mask", "response_mask", "rewards", "loss_mask"]
         data = TrainingInputBatch({**dict(zip(names, tensors, strict=False)), "values": None})
-        data.metadata = {"uids": [r.uid for r in rows], "is_last_step": [r.last for r in rows], "avg_response_length": 3.0}
+        data.metadata = {
+            "uids": [r.uid for r in rows],
+            "is_last_step": [r.last for r in rows],
+            "avg_response_length": 3.0,
+        }
         return pad_training_input_batch(data, pads)
 
     return SimpleNamespace(
@@ -205,7 +227,8 @@ def make(skyrl, baseline=None, **changes):
 
 
 def advantages(skyrl, trainer, rows, pads=0):
-    """One number a row, after a check that it stands at every response token and nowhere else; padding rows must have none."""
+    """One number a row, after a check that it stands at every response token and nowhere else; padding rows must have
+    none."""
     data = trainer.compute_advantages_and_returns(skyrl.batch(rows, pads))
     out = []
     for a, r, mask in zip(data["advantages"], data["returns"], data["response_mask"], strict=True):
@@ -235,7 +258,8 @@ def test_three_steps_are_those_of_the_pure_function_with_or_without_padding(skyr
 
 
 def test_prompts_come_from_the_messages_that_were_sampled_from(skyrl):
-    """The tokens hold the chat template, the messages do not: what `generate` was given wins, and only for the step it was given for."""
+    """The tokens hold the chat template, the messages do not: what `generate` was given wins, and only for the step it
+    was given for."""
     trainer, rows = make(skyrl), rollouts(np.random.default_rng(1), n=3)
     said = {r.uid: [{"role": "user", "content": f"asked: {r.prompt}"}] for r in rows[:2]}
     ids = [SimpleNamespace(instance_id=uid) for uid in said]
@@ -250,7 +274,11 @@ def test_prompts_come_from_the_messages_that_were_sampled_from(skyrl):
     finally:
         parent.generate = original
     advantages(skyrl, trainer, rows)
-    assert trainer.gs1.baseline.history.tasks.prompts == [f"asked: {rows[0].prompt}", f"asked: {rows[1].prompt}", rows[2].prompt]
+    assert trainer.gs1.baseline.history.tasks.prompts == [
+        f"asked: {rows[0].prompt}",
+        f"asked: {rows[1].prompt}",
+        rows[2].prompt,
+    ]
     assert trainer._messages == {}
 
 
@@ -259,7 +287,10 @@ def test_turns_of_a_trajectory_count_once_with_its_first_prompt_and_last_reward(
     alone = advantages(skyrl, make(skyrl), whole)
     turns = []
     for r in whole:
-        turns += [rollout(r.uid, r.prompt, 0.0, 2, last=False), rollout(r.uid, r.prompt + " and what the policy wrote", r.reward, 4)]
+        turns += [
+            rollout(r.uid, r.prompt, 0.0, 2, last=False),
+            rollout(r.uid, r.prompt + " and what the policy wrote", r.reward, 4),
+        ]
     trainer = make(skyrl, generator__step_wise_trajectories=True)
     got = advantages(skyrl, trainer, turns, pads=2)
     np.testing.assert_array_equal(got[0::2], alone)
@@ -298,7 +329,8 @@ def test_batch_loo_leaves_padding_out_by_its_name(skyrl):
 
 
 def test_a_group_of_one_is_judged_by_the_other_tasks(skyrl):
-    """As in verl #7793: alone in its group, 0.7 becomes 0.7 under stock GRPO and 0 under RLOO. Ours subtracts what the others got."""
+    """As in verl #7793: alone in its group, 0.7 becomes 0.7 under stock GRPO and 0 under RLOO. Ours subtracts what the
+    others got."""
     arguments = {
         "token_level_rewards": torch.tensor([[0.7], [0.2], [0.4]]),
         "response_mask": torch.ones(3, 1),
@@ -317,14 +349,20 @@ def test_a_group_of_one_is_judged_by_the_other_tasks(skyrl):
 
 
 def test_gs1_outside_our_trainer_says_what_to_do(skyrl):
-    with pytest.raises(InputError, match=r"pass the trainer to rollonce.integrations.skyrl.use_baseline, or use batch_loo"):
+    with pytest.raises(
+        InputError, match=r"pass the trainer to rollonce.integrations.skyrl.use_baseline, or use batch_loo"
+    ):
         skyrl.estimator("gs1")(token_level_rewards=torch.zeros(2, 2), response_mask=torch.ones(2, 2), index=["0", "1"])
 
 
 def test_refused_settings_are_named_with_their_fix(skyrl):
     for setting, value, fix in [
         ("trainer__algorithm__advantage_estimator", "grpo", "set trainer.algorithm.advantage_estimator=gs1"),
-        ("trainer__algorithm__advantage_batch_normalize", True, "set trainer.algorithm.advantage_batch_normalize=false"),
+        (
+            "trainer__algorithm__advantage_batch_normalize",
+            True,
+            "set trainer.algorithm.advantage_batch_normalize=false",
+        ),
         ("trainer__algorithm__zero_variance_filter", True, "set trainer.algorithm.zero_variance_filter=false"),
         ("trainer__algorithm__dynamic_sampling__type", "filter", "leave trainer.algorithm.dynamic_sampling.type unset"),
         ("trainer__critic__model__path", "some/model", "leave trainer.critic.model.path unset"),
@@ -370,7 +408,9 @@ def test_without_skyrl_the_module_imports_and_says_what_is_missing(monkeypatch):
 
 def test_importing_the_module_imports_no_trainer():
     code = "import sys, rollonce.integrations.skyrl; print([m for m in ('skyrl', 'ray', 'torch') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 # ---------------------------------------------------------------------- the real trainer only
@@ -400,7 +440,8 @@ def test_the_names_that_we_use_are_there():
 
 @needs_skyrl
 def test_the_registered_names_reach_the_other_processes_of_ray():
-    """SkyRL pickles estimators into a named actor and reads them from there in every process: by reference, with nothing lost."""
+    """SkyRL pickles estimators into a named actor and reads them from there in every process: by reference, with
+    nothing lost."""
     names = real()
     ours.register()
     import ray
@@ -423,7 +464,8 @@ def test_the_registered_names_reach_the_other_processes_of_ray():
 
 @needs_skyrl
 def test_the_example_builds_on_skyrls_own_experiment(monkeypatch):
-    """It imports, its settings pass SkyRL's validation once the names are registered, and the trainer that comes out is ours."""
+    """It imports, its settings pass SkyRL's validation once the names are registered, and the trainer that comes out is
+    ours."""
     import runpy
     from pathlib import Path
 

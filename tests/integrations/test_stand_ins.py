@@ -47,7 +47,10 @@ def test_slime_removed_aborted_and_forked_samples(file):
     slime._hooks.clear()
     removed = SlimeSample(9, 9, PROMPTS[0], 100.0, remove_sample=True)
     aborted = SlimeSample(9, 9, PROMPTS[0], None, status=SlimeSample.Status.ABORTED)
-    forked = [SlimeSample(2, 2, PROMPTS[2], 0.0, rollout_id=7), SlimeSample(2, 2, PROMPTS[2] + " and so on", 0.0, rollout_id=7)]
+    forked = [
+        SlimeSample(2, 2, PROMPTS[2], 0.0, rollout_id=7),
+        SlimeSample(2, 2, PROMPTS[2] + " and so on", 0.0, rollout_id=7),
+    ]
     raw, shaped = slime.reward_post_process(slime_args(), [rows[0], removed, rows[1], *forked, rows[3], aborted])
     np.testing.assert_array_equal(shaped, [alone[0], 0.0, alone[1], alone[2], alone[2], alone[3], 0.0])
     assert raw == [1.0, 100.0, 0.0, 0.0, 0.0, 1.0, 0.0]
@@ -58,7 +61,8 @@ def test_slime_reward_keys_metadata_and_nested_lists(tmp_path, monkeypatch):
     family_mean("family").save(tmp_path / "family.json")
     args = slime_args(rollonce_baseline=str(tmp_path / "family.json"), reward_key="acc")
     rows = [
-        SlimeSample(i, i, str(i), {"acc": r}, metadata={"family": f}) for i, (r, f) in enumerate([(1, "a"), (0, "a"), (1, "b"), (1, "b")])
+        SlimeSample(i, i, str(i), {"acc": r}, metadata={"family": f})
+        for i, (r, f) in enumerate([(1, "a"), (0, "a"), (1, "b"), (1, "b")])
     ]
     assert slime.reward_post_process(args, [[r] for r in rows])[1] == [1, -1, 0, 0]
     rows[0].metadata = {}
@@ -94,8 +98,13 @@ def test_rllm_estimator_gives_the_pure_function_per_role(tmp_path):
         for role in plain:
             if k and role == "judge":
                 estimator = rllm.make_estimator(baseline, state=tmp_path / "s.json")  # a new process
-            groups = [rllm_group({"question": p}, [r], role, f"t{i}") for i, (p, r) in enumerate(zip(PROMPTS, rewards, strict=True))]
-            got, returns = estimator([np.array([r]) for r in rewards], SimpleNamespace(norm_adv_by_std_in_grpo=True), traj_groups=groups)
+            groups = [
+                rllm_group({"question": p}, [r], role, f"t{i}")
+                for i, (p, r) in enumerate(zip(PROMPTS, rewards, strict=True))
+            ]
+            got, returns = estimator(
+                [np.array([r]) for r in rewards], SimpleNamespace(norm_adv_by_std_in_grpo=True), traj_groups=groups
+            )
             assert [len(g) for g in got] == [1, 1, 1, 1]
             np.testing.assert_array_equal(np.concatenate(got), plain[role].advantages(Batch.of(PROMPTS, rewards)))
             assert got is returns
@@ -108,10 +117,14 @@ def test_rllm_uneven_groups_and_prompts_from_messages():
     with pytest.raises(InputError, match="neither a task nor messages"):
         rllm.prompt_of(rllm_group(None, [1.0]))
     groups = [rllm_group("a", [1.0, 0.0], task_id="a"), rllm_group("b", [0.0, 0.0, 3.0], task_id="b")]
-    got, _ = rllm.make_estimator(Rloo(), group_size=None)([np.array([1.0, 0.0]), np.array([0.0, 0.0, 3.0])], None, traj_groups=groups)
+    got, _ = rllm.make_estimator(Rloo(), group_size=None)(
+        [np.array([1.0, 0.0]), np.array([0.0, 0.0, 3.0])], None, traj_groups=groups
+    )
     assert [g.tolist() for g in got] == [[1.0, -1.0], [-1.5, -1.5, 3.0]]
     with pytest.raises(InputError, match="use_precomputed_advantage"):
-        rllm.make_estimator(LeaveOneOut())([np.ones(1)], SimpleNamespace(use_precomputed_advantage=True), traj_groups=groups[:1])
+        rllm.make_estimator(LeaveOneOut())(
+            [np.ones(1)], SimpleNamespace(use_precomputed_advantage=True), traj_groups=groups[:1]
+        )
 
 
 def test_rllm_registers_under_its_name(monkeypatch):
@@ -123,14 +136,19 @@ def test_rllm_registers_under_its_name(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     rllm.register("rollonce", LeaveOneOut())
     got, _ = registry["rollonce"](
-        [np.array([1.0]), np.array([0.0])], None, traj_groups=[rllm_group("a", [1.0], task_id="a"), rllm_group("b", [0.0])]
+        [np.array([1.0]), np.array([0.0])],
+        None,
+        traj_groups=[rllm_group("a", [1.0], task_id="a"), rllm_group("b", [0.0])],
     )
     assert np.concatenate(got).tolist() == [1.0, -1.0]
 
 
 def test_prime_rl_scores_from_the_past_and_keeps_history_over_a_restart(tmp_path):
     config = SimpleNamespace(type="grpo", length_penalty=None)
-    make = lambda: prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut(), state=tmp_path / "s.json", step_rows=2)(config, None)  # noqa: E731
+
+    def make():
+        algorithm = prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut(), state=tmp_path / "s.json", step_rows=2)
+        return algorithm(config, None)
 
     def score(algorithm, prompt, *rewards):
         group = [PrimeRollout([{"role": "user", "content": prompt}], r) for r in rewards]

@@ -1,6 +1,8 @@
-"""Public threads about advantages that went wrong: the symptom from the stock formula (or the real code), and that ours differs.
+"""Public threads about advantages that went wrong: the symptom from the stock formula (or the real code), and that ours
+differs.
 
-Threads about TRL (how to put another advantage in, and that the log must follow) are in test_trl.py, with the real trainer.
+Threads about TRL (how to put another advantage in, and that the log must follow) are in test_trl.py, with the real
+trainer.
 """
 
 import asyncio
@@ -21,7 +23,9 @@ def group_centred(groups):
     return np.concatenate([np.asarray(g, float) - np.mean(g) for g in groups])
 
 
-@pytest.mark.parametrize("thread", ["rllm#916", "tinker-cookbook PR 99", "tinker-cookbook#155", "tinker-cookbook#771", "prime-rl#2985"])
+@pytest.mark.parametrize(
+    "thread", ["rllm#916", "tinker-cookbook PR 99", "tinker-cookbook#155", "tinker-cookbook#771", "prime-rl#2985"]
+)
 def test_one_rollout_a_task_is_no_silent_zero(thread):
     """Symptom: at n=1 every advantage is exactly 0 and training does nothing, without a word."""
     assert not group_centred([[r] for r in GROUP_OF_ONE]).any()
@@ -30,7 +34,10 @@ def test_one_rollout_a_task_is_no_silent_zero(thread):
         got, _ = rllm.make_estimator(LeaveOneOut())([np.array([r]) for r in GROUP_OF_ONE], None, traj_groups=groups)
         got = np.concatenate(got)
     elif thread.startswith("prime"):
-        stock, ours = PrimeAlgorithm(None, None), prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut(), step_rows=2)(None, None)
+        stock, ours = (
+            PrimeAlgorithm(None, None),
+            prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut(), step_rows=2)(None, None),
+        )
         rollouts = [PrimeRollout(f"task {i}", r) for i, r in enumerate(GROUP_OF_ONE)]
         for rollout in rollouts:
             asyncio.run(stock.score_group([rollout]))
@@ -53,7 +60,9 @@ def test_verl_7793_a_singleton_of_rloo_has_one_meaning():
     with pytest.raises(InputError, match="at least two rollouts of every task, but task 'b' has one"):
         AdvantageHook(Rloo(), group_size=2).advantages(["a", "a", "b"], [1.0, 0.0, 0.7], task_ids=["a", "a", "b"])
     alone = AdvantageHook(LeaveOneOut()).advantages(["b"], [0.7])
-    assert (alone.advantages_N.tolist(), alone.used_prior_N.tolist()) == ([0.7], [True]), "the declared prior 0, and it says so"
+    assert (alone.advantages_N.tolist(), alone.used_prior_N.tolist()) == ([0.7], [True]), (
+        "the declared prior 0, and it says so"
+    )
 
 
 def test_prime_rl_600_two_groups_of_one_prompt_stay_two():
@@ -72,7 +81,8 @@ def slime_run(samples, baseline, tmp_path, monkeypatch, **settings):
 
 
 def test_slime_1918_uneven_groups_do_not_fall_back_to_one_mean(tmp_path, monkeypatch):
-    """Symptom: when one sample of a group is missing, all groups are centred by one mean and an easy task's rollouts all look good."""
+    """Symptom: when one sample of a group is missing, all groups are centred by one mean and an easy task's rollouts
+    all look good."""
     rewards, groups = [1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 1, 1]
     stock = slime_stock(rewards, group=3, batch=2)
     assert (stock[:3] > 0.5).all(), "three equal rewards of one task, and each has an advantage"
@@ -97,14 +107,23 @@ def test_nemo_rl_1518_leave_one_out_over_a_deviation_does_not_explode():
     got = AdvantageHook(LeaveOneOut(), scale_by_std=True).advantages(list("abcd"), rewards).advantages_N
     np.testing.assert_allclose(got, np.array([1, -1 / 3, -1 / 3, -1 / 3]) / np.sqrt(3 / 16), rtol=1e-14)
     for nearly in ([1.0, 1.0 - 1e-12], [0.1 + 0.2, 0.3]):  # equal but for rounding
-        assert np.abs(AdvantageHook(LeaveOneOut(), scale_by_std=True, warn=False).advantages(["a", "b"], nearly).advantages_N).max() == 0
+        assert (
+            np.abs(
+                AdvantageHook(LeaveOneOut(), scale_by_std=True, warn=False).advantages(["a", "b"], nearly).advantages_N
+            ).max()
+            == 0
+        )
 
 
 @pytest.mark.parametrize("thread", ["verl#6452: a rejected row", "OpenRLHF#1239: a row without actions"])
 def test_a_row_that_does_not_train_shifts_nobody(thread):
     """Symptom: a masked row's reward of 100 stays in its sibling's mean: 1 - 50.5 = -49.5 for the one that trains."""
     assert group_centred([[100.0, 1.0]])[1] == -49.5
-    prompts, rewards, keep = ["one word", "one word", "two words", "two words"], [100.0, 1.0, 0.0, 1.0], [False, True, True, True]
+    prompts, rewards, keep = (
+        ["one word", "one word", "two words", "two words"],
+        [100.0, 1.0, 0.0, 1.0],
+        [False, True, True, True],
+    )
     got = AdvantageHook(KernelBaseline().fit(prompts), group_size=None).advantages(prompts, rewards, keep=keep)
     without = AdvantageHook(KernelBaseline().fit(prompts), group_size=None).advantages(prompts[1:], rewards[1:])
     np.testing.assert_array_equal(got.advantages_N, [0.0, *without.advantages_N])
@@ -114,8 +133,8 @@ def test_a_row_that_does_not_train_shifts_nobody(thread):
 def test_openrlhf_1270_equal_graded_rewards_of_a_task_are_no_dead_weight():
     """Symptom: a group of equal partial rewards passes a filter on its mean (0 < 0.4 < 1) and teaches nothing.
 
-    One rollout a task has no dead groups: the same rewards, a task each, are told apart; only a whole step of equal rewards is dead,
-    and that is said.
+    One rollout a task has no dead groups: the same rewards, a task each, are told apart; only a whole step of equal
+    rewards is dead, and that is said.
     """
     groups = [[0.4] * 4, [0.7] * 4]
     assert all(0 < np.mean(g) < 1 for g in groups)
@@ -127,7 +146,8 @@ def test_openrlhf_1270_equal_graded_rewards_of_a_task_are_no_dead_weight():
 
 
 def test_verl_recipe_125_shaping_of_failures_is_not_blown_up():
-    """Symptom: an all-fail group whose rewards differ by a length term is divided by its tiny deviation: phantom advantages above 1."""
+    """Symptom: an all-fail group whose rewards differ by a length term is divided by its tiny deviation: phantom
+    advantages above 1."""
     shaped = np.array([0.0, -0.01, -0.02, -0.03])
     phantom = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-4)
     assert np.abs(phantom).max() > 1

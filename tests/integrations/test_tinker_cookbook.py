@@ -19,7 +19,13 @@ from rollonce.errors import InputError
 from rollonce.integrations import tinker_cookbook
 from rollonce.integrations.tinker_cookbook import check_cookbook, cookbook_baseline
 
-QUESTIONS = ["What is 1 + 1?", "What is 20 + 22?", "Add 3 apples to 4 apples", "Sum of 5 and 6 please", "What is 7 + 9?"]
+QUESTIONS = [
+    "What is 1 + 1?",
+    "What is 20 + 22?",
+    "Add 3 apples to 4 apples",
+    "Sum of 5 and 6 please",
+    "What is 7 + 9?",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +42,10 @@ def cookbook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def steps_of(n: int, seed: int = 0, size: int = 1) -> list[list[tuple[Any, Any]]]:
     """n steps of the five questions, rewards drawn by a seed."""
     rng = np.random.default_rng(seed)
-    return [[(standin.ProblemBuilder(q), standin.group_of(q, rng.random(size).tolist())) for q in QUESTIONS] for _ in range(n)]
+    return [
+        [(standin.ProblemBuilder(q), standin.group_of(q, rng.random(size).tolist())) for q in QUESTIONS]
+        for _ in range(n)
+    ]
 
 
 def rewards_of(step: list[tuple[Any, Any]]) -> np.ndarray:
@@ -108,11 +117,15 @@ def test_the_log_holds_what_was_sent_and_beside_it_the_plain_mean(tmp_path: Path
     np.testing.assert_allclose(np.array(record["rewards"]) - record["baselines"], record["advantages"])
     np.testing.assert_allclose(sent(0), record["advantages"], rtol=1e-6)
     assert record["self_weight_max"] == 0.0
-    assert record["mean_abs_baseline_minus_loo"] == pytest.approx(np.abs(np.subtract(record["baselines"], record["loo_means"])).mean())
+    assert record["mean_abs_baseline_minus_loo"] == pytest.approx(
+        np.abs(np.subtract(record["baselines"], record["loo_means"])).mean()
+    )
     assert metrics[0]["rollonce/reward"] == pytest.approx(r.mean())
 
 
-def test_the_own_reward_s_weight_is_read_from_the_baseline_not_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_own_reward_s_weight_is_read_from_the_baseline_not_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     standin.STEPS.extend(steps_of(1))
 
     class Leaky(LeaveOneOut):
@@ -127,7 +140,9 @@ def test_the_own_reward_s_weight_is_read_from_the_baseline_not_assumed(tmp_path:
 
 
 def test_rewards_are_steps_and_group_rewards_together(tmp_path: Path) -> None:
-    standin.STEPS.append([(standin.ProblemBuilder(q), standin.group_of(q, [0.25], [float(i)])) for i, q in enumerate(QUESTIONS)])
+    standin.STEPS.append(
+        [(standin.ProblemBuilder(q), standin.group_of(q, [0.25], [float(i)])) for i, q in enumerate(QUESTIONS)]
+    )
     with cookbook_baseline(LeaveOneOut()):
         run(tmp_path / "a")
     assert log_of(tmp_path / "a")[0]["rewards"] == [0.25, 1.25, 2.25, 3.25, 4.25]
@@ -156,7 +171,9 @@ def test_a_baseline_that_needs_groups_is_refused_at_group_size_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize("settings", [{"remove_constant_reward_groups": True}, {"stream_minibatch_config": object()}])
-def test_settings_that_spoil_it_are_refused_by_name_before_anything_runs(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_that_spoil_it_are_refused_by_name_before_anything_runs(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     standin.STEPS.extend(steps_of(1))
     with cookbook_baseline(LeaveOneOut()), pytest.raises(InputError) as error:
         run(tmp_path / "a", **settings)
@@ -233,7 +250,10 @@ def test_tasks_without_a_question_are_known_by_their_first_observation(tmp_path:
     picture.chunks.append(standin.Picture())
     with cookbook_baseline(LeaveOneOut()):
         run(tmp_path / "a")
-    assert log_of(tmp_path / "a")[0]["prompts"] == [standin.render(QUESTIONS[0]) + "[64 tokens]", *map(standin.render, QUESTIONS[1:])]
+    assert log_of(tmp_path / "a")[0]["prompts"] == [
+        standin.render(QUESTIONS[0]) + "[64 tokens]",
+        *map(standin.render, QUESTIONS[1:]),
+    ]
     with cookbook_baseline(LeaveOneOut(), prompts="question"), pytest.raises(InputError, match="observation"):
         run(tmp_path / "b")
 
@@ -260,7 +280,9 @@ def test_a_call_from_elsewhere_gets_a_sentence_not_wrong_numbers() -> None:
         standin.compute_advantages([standin.group_of("x", [1.0])])
 
 
-def test_a_version_whose_loop_asks_elsewhere_is_noticed_after_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_whose_loop_asks_elsewhere_is_noticed_after_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stock = standin.compute_advantages
 
     async def other(env_group_builders_P: Any, trajectory_groups_P: Any, tokenizer: Any, *_: Any, **__: Any) -> Any:
@@ -276,7 +298,9 @@ def test_a_version_without_the_names_is_refused_with_those_that_work(monkeypatch
     async def renamed(builders: Any, groups: Any, tokenizer: Any) -> None: ...
 
     monkeypatch.setattr(standin, "prepare_minibatch", renamed)
-    with pytest.raises(InputError, match=r"prepare_minibatch has no parameter 'env_group_builders_P'.*0\.5\.8 and 0\.6\.1"):
+    with pytest.raises(
+        InputError, match=r"prepare_minibatch has no parameter 'env_group_builders_P'.*0\.5\.8 and 0\.6\.1"
+    ):
         check_cookbook()
     monkeypatch.delattr(standin, "prepare_minibatch")
     with pytest.raises(InputError, match="prepare_minibatch is not there"):
@@ -297,8 +321,13 @@ def test_a_tuned_file_starts_without_its_old_history(tmp_path: Path) -> None:
 
 
 def test_importing_the_adapter_loads_neither_torch_nor_the_cookbook() -> None:
-    code = "import sys, rollonce.integrations.tinker_cookbook; print(sorted({'torch', 'tinker', 'tinker_cookbook'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, rollonce.integrations.tinker_cookbook; print(sorted({'torch', 'tinker', 'tinker_cookbook'} & "
+        "set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_the_command_says_what_is_wrong_and_exits_with_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""The adapter inside the real TRL: real training steps of the embedded policy, one process and two, against the pure function."""
+"""The adapter inside the real TRL: real training steps of the embedded policy, one process and two, against the pure
+function."""
 
 import inspect
 import json
@@ -69,7 +70,12 @@ def test_trl_itself_refuses_one_generation_and_our_configuration_does_not():
     with pytest.raises(ValueError, match="at least 2 generations"):
         trl.GRPOConfig("x", num_generations=1, use_cpu=True, bf16=False)
     args = SingleRolloutGRPOConfig("x", use_cpu=True, bf16=False, per_device_train_batch_size=4)
-    assert (args.num_generations, args.num_generations_eval, args.scale_rewards, args.generation_batch_size) == (1, 1, "none", 4)
+    assert (args.num_generations, args.num_generations_eval, args.scale_rewards, args.generation_batch_size) == (
+        1,
+        1,
+        "none",
+        4,
+    )
     assert isinstance(args, trl.GRPOConfig)
     assert SingleRolloutGRPOConfig("x", use_cpu=True, bf16=False, num_generations=4).num_generations == 4
     assert SingleRolloutRLOOConfig("x", use_cpu=True, bf16=False).beta == 0.0
@@ -81,10 +87,14 @@ def test_training_steps_use_the_pure_functions_advantages(tmp_path):
     assert len(want) == 3
     for k, (batch, a) in enumerate(zip(trainer.batches, want, strict=True)):
         np.testing.assert_array_equal(np.float32(batch["own"]), np.float32(a))
-        np.testing.assert_array_equal(np.sort(np.float32(trainer.in_loss[k])), np.sort(np.float32(a)))  # TRL shuffles the rows
+        np.testing.assert_array_equal(
+            np.sort(np.float32(trainer.in_loss[k])), np.sort(np.float32(a))
+        )  # TRL shuffles the rows
         assert len(set(batch["prompts"])) == 8, "one rollout a task"
         assert np.abs(a).max() > 0.1
-    assert {p for b in trainer.batches[:2] for p in b["prompts"]} == set(PROMPTS), "an epoch of two batches sees every task"
+    assert {p for b in trainer.batches[:2] for p in b["prompts"]} == set(PROMPTS), (
+        "an epoch of two batches sees every task"
+    )
     steps = [r for r in trainer.state.log_history if "reward" in r]
     assert [r["frac_reward_zero_std"] for r in steps] == [0, 0, 0]
     for r, b, a in zip(steps, trainer.batches, want, strict=True):
@@ -99,7 +109,9 @@ def test_training_steps_use_the_pure_functions_advantages(tmp_path):
 
 
 def test_gradient_accumulation_and_generation_batches_are_one_batch(tmp_path):
-    trainer = run(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, steps_per_generation=4, max_steps=4)
+    trainer = run(
+        tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, steps_per_generation=4, max_steps=4
+    )
     want = pure(trainer.batches, KernelBaseline(window=12))
     assert [len(a) for a in want] == [8, 8], "4 optimizer steps of 2 x 2 rows: two generation batches of 8"
     assert trainer.hook.steps == 2
@@ -122,7 +134,13 @@ def test_several_reward_functions_weights_columns_and_chat(tmp_path):
     def by_family(prompts, completions, family, **_):
         return [1.0 if f in ("add", "sort") else None for f in family]
 
-    trainer = run(tmp_path, baseline=family_mean("family"), reward=[coin, by_family], reward_weights=[1.0, 0.5], train=data(chat=True))
+    trainer = run(
+        tmp_path,
+        baseline=family_mean("family"),
+        reward=[coin, by_family],
+        reward_weights=[1.0, 0.5],
+        train=data(chat=True),
+    )
     for batch in trainer.batches:
         each = np.asarray(batch["rewards"], float)
         total = each[:, 0] + 0.5 * np.nan_to_num(each[:, 1])
@@ -155,7 +173,9 @@ def test_groups_are_there_when_asked_for(tmp_path):
     trainer = run(tmp_path, baseline=Rloo(), num_generations=2, max_steps=1)
     r = world_rewards(trainer.batches[0]).reshape(-1, 2)
     np.testing.assert_allclose(
-        np.reshape(trainer.batches[0]["own"], (-1, 2)), np.stack([r[:, 0] - r[:, 1], r[:, 1] - r[:, 0]], axis=1), atol=1e-7
+        np.reshape(trainer.batches[0]["own"], (-1, 2)),
+        np.stack([r[:, 0] - r[:, 1], r[:, 1] - r[:, 0]], axis=1),
+        atol=1e-7,
     )
 
 
@@ -168,7 +188,8 @@ def test_evaluation_teaches_the_baseline_nothing(tmp_path):
 
 
 def test_resuming_from_a_checkpoint_goes_on_with_its_history(tmp_path):
-    """TRL's own order of prompts is not what it would have been; the baseline judges whatever comes as if it had never stopped."""
+    """TRL's own order of prompts is not what it would have been; the baseline judges whatever comes as if it had never
+    stopped."""
     make = lambda: SelfTuning(window=16, min_rows=8, refit_every=2, max_rows=32)  # noqa: E731
     first = run(tmp_path / "a", baseline=make(), max_steps=3, save_strategy="steps", save_steps=2)
     resumed = run(tmp_path / "b", baseline=make(), max_steps=4, resume=str(tmp_path / "a" / "checkpoint-2"))
@@ -187,9 +208,19 @@ def test_resuming_from_a_checkpoint_goes_on_with_its_history(tmp_path):
 
 
 def test_two_processes_see_one_batch(tmp_path):
-    """torchrun with gloo: 2 ranks x 2 rows x 2 accumulation steps are one batch of 8, and each rank gets its own rows' advantages."""
+    """torchrun with gloo: 2 ranks x 2 rows x 2 accumulation steps are one batch of 8, and each rank gets its own rows'
+    advantages."""
     script = Path(__file__).parent / "trl_runs.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(script),
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(2)]
@@ -265,10 +296,9 @@ def test_a_patched_trainer_can_be_built_upon(tmp_path):
 
 def test_without_trl_the_name_says_what_to_install():
     code = (
-        "import sys\nsys.modules['trl'] = None\n"
-        "from rollonce.errors import MissingExtraError\n"
-        "import rollonce.integrations.trl as t\n"
-        "try:\n    t.SingleRolloutGRPOTrainer\nexcept MissingExtraError as e:\n    print(e)"
+        "import sys\nsys.modules['trl'] = None\nfrom rollonce.errors import MissingExtraError\nimport "
+        "rollonce.integrations.trl as t\ntry:\n    t.SingleRolloutGRPOTrainer\nexcept MissingExtraError as e:\n    "
+        "print(e)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "pip install 'rollonce[trl]'" in done.stdout, done.stderr
@@ -278,7 +308,8 @@ def test_without_trl_the_name_says_what_to_install():
 
 
 def test_trl_3199_3966_4525_7291_another_advantage_goes_in_and_the_log_follows(tmp_path):
-    """Symptom: replacing ``output["advantages"]`` by hand, the answer given there, leaves TRL's log with the old ones: zeros at n=1."""
+    """Symptom: replacing ``output["advantages"]`` by hand, the answer given there, leaves TRL's log with the old ones:
+    zeros at n=1."""
 
     class ByHand(trl.GRPOTrainer):
         def _generate_and_score_completions(self, inputs):

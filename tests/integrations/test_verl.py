@@ -1,7 +1,8 @@
-"""verl 0.9.1: our estimators in its registry, its trainer with the prompts, its padding, sessions, rejected rows and checkpoints.
+"""verl 0.9.1: our estimators in its registry, its trainer with the prompts, its padding, sessions, rejected rows and
+checkpoints.
 
-Each test runs against a stand-in; with verl and TransferQueue installed (run_real.sh) also against the real trainer class, settings
-(hydra) and queue (Ray).
+Each test runs against a stand-in; with verl and TransferQueue installed (run_real.sh) also against the real trainer
+class, settings (hydra) and queue (Ray).
 """
 
 import inspect
@@ -36,13 +37,18 @@ def row(key, reward, prompt, length=3, mask=None):
     """One output of an agent loop: its reward at the last token, as verl leaves it."""
     rewards = torch.zeros(length)
     rewards[-1] = reward
-    return SimpleNamespace(key=key, prompt=prompt, rewards=rewards, mask=torch.ones(length, dtype=torch.int64) if mask is None else mask)
+    return SimpleNamespace(
+        key=key, prompt=prompt, rewards=rewards, mask=torch.ones(length, dtype=torch.int64) if mask is None else mask
+    )
 
 
 def rows_of(rng, n=8, start=0):
     at = rng.choice(len(PROMPTS), n, replace=False)
     rewards = rng.random(n).round(3)
-    return [row(f"{'abcdef'[i % 6]}{start + i}_0_0", rewards[i], PROMPTS[k], length=int(rng.integers(1, 6))) for i, k in enumerate(at)]
+    return [
+        row(f"{'abcdef'[i % 6]}{start + i}_0_0", rewards[i], PROMPTS[k], length=int(rng.integers(1, 6)))
+        for i, k in enumerate(at)
+    ]
 
 
 # ---------------------------------------------------------------------- the stand-in
@@ -61,7 +67,11 @@ class Queue:
             self.store[r.key] = {"uid": uid, "raw_prompt": message, "response_mask": r.mask, "rm_scores": r.rewards}
 
     def kv_batch_get(self, keys, partition_id, select_fields):
-        return {name: [self.store[k][name] for k in keys] for name in select_fields if all(name in self.store[k] for k in keys)}
+        return {
+            name: [self.store[k][name] for k in keys]
+            for name in select_fields
+            if all(name in self.store[k] for k in keys)
+        }
 
 
 SETTINGS = {
@@ -113,7 +123,9 @@ def stand_in(monkeypatch):
             self.global_steps = int(Path(latest).read_text()) if os.path.exists(latest) else 0
 
     trainers["sync"] = PPOTrainerSync
-    module(monkeypatch, "verl.trainer.ppo.core_algos", register_adv_est=register_adv_est, ADV_ESTIMATOR_REGISTRY=registry)
+    module(
+        monkeypatch, "verl.trainer.ppo.core_algos", register_adv_est=register_adv_est, ADV_ESTIMATOR_REGISTRY=registry
+    )
     module(monkeypatch, "verl.trainer.ppo.v1.trainer_base", TRAINER_REGISTRY=trainers, tq=queue)
     return SimpleNamespace(
         registry=registry,
@@ -144,7 +156,11 @@ def queue():
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    tq.init(OmegaConf.create({"backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}}))
+    tq.init(
+        OmegaConf.create(
+            {"backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}}
+        )
+    )
     yield tq
     tq.close()
     ray.shutdown()
@@ -176,10 +192,17 @@ def real(queue):
             }
             for r in rows
         ]
-        queue.kv_batch_put([r.key for r in rows], partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=[{}] * len(rows))
+        queue.kv_batch_put(
+            [r.key for r in rows],
+            partition_id="train",
+            fields=list_of_dict_to_tensordict(fields),
+            tags=[{}] * len(rows),
+        )
 
     def read(rows):
-        got = queue.kv_batch_get([r.key for r in rows], partition_id="train", select_fields=["advantages"])["advantages"]
+        got = queue.kv_batch_get([r.key for r in rows], partition_id="train", select_fields=["advantages"])[
+            "advantages"
+        ]
         return list(got.unbind())
 
     return SimpleNamespace(
@@ -203,7 +226,9 @@ def verl(request, monkeypatch, tmp_path):
 
 
 def make(verl, tmp_path, **changes):
-    settings = {"trainer.default_local_dir": str(tmp_path / "run")} | {k.replace("__", "."): v for k, v in changes.items()}
+    settings = {"trainer.default_local_dir": str(tmp_path / "run")} | {
+        k.replace("__", "."): v for k, v in changes.items()
+    }
     return verl.trainers["sync"](config=verl.settings(settings))
 
 
@@ -221,7 +246,8 @@ def advantages(verl, trainer, rows, metrics=None):
 
 def pure(baseline, rows):
     batch = Batch.of(
-        [render_messages([{"role": "user", "content": r.prompt}]) for r in rows], [float(r.rewards.double().sum()) for r in rows]
+        [render_messages([{"role": "user", "content": r.prompt}]) for r in rows],
+        [float(r.rewards.double().sum()) for r in rows],
     )
     return batch.rewards_B - baseline.predict(batch), batch
 
@@ -244,13 +270,18 @@ def test_three_steps_are_those_of_the_pure_function(verl, tmp_path):
 def test_the_history_holds_the_prompts_as_the_readers_of_logs_write_them(verl, tmp_path):
     trainer, rows = make(verl, tmp_path), rows_of(np.random.default_rng(1))
     advantages(verl, trainer, rows)
-    assert trainer._gs1.baseline.history.tasks.prompts == [render_messages([{"role": "user", "content": r.prompt}]) for r in rows]
+    assert trainer._gs1.baseline.history.tasks.prompts == [
+        render_messages([{"role": "user", "content": r.prompt}]) for r in rows
+    ]
 
 
 def test_padding_neither_counts_nor_trains(verl, tmp_path):
     rows = rows_of(np.random.default_rng(2))
     alone = advantages(verl, make(verl, tmp_path), rows)
-    pads = [row(f"pad{'0f' * 8}_{i}_0", 0.0, rows[0].prompt, length=1, mask=torch.zeros(1, dtype=torch.int64)) for i in range(3)]
+    pads = [
+        row(f"pad{'0f' * 8}_{i}_0", 0.0, rows[0].prompt, length=1, mask=torch.zeros(1, dtype=torch.int64))
+        for i in range(3)
+    ]
     trainer = make(verl, tmp_path)
     padded = advantages(verl, trainer, [*rows[:4], *pads, *rows[4:]])
     np.testing.assert_array_equal(padded, np.concatenate([alone[:4], np.zeros(3), alone[4:]]))
@@ -264,7 +295,8 @@ def test_tokens_of_tools_get_no_advantage(verl, tmp_path):
 
 
 def test_balancing_may_put_rows_in_any_order(verl, tmp_path):
-    """verl #3126, reruns that differ: what is ours of it. Same rollouts, other order over the ranks: the same advantages, bit by bit."""
+    """verl #3126, reruns that differ: what is ours of it. Same rollouts, other order over the ranks: the same
+    advantages, bit by bit."""
     rows, order = rows_of(np.random.default_rng(3)), np.random.default_rng(4).permutation(8)
     one = advantages(verl, make(verl, tmp_path), rows)
     again = advantages(verl, make(verl, tmp_path), rows)
@@ -302,13 +334,21 @@ def test_a_run_goes_on_from_its_checkpoint(verl, tmp_path):
 
 
 def test_refused_settings_are_named_with_their_fix(verl, tmp_path):
-    with pytest.raises(InputError, match=r"algorithm.filter_groups.enable=True drops groups.*set algorithm.filter_groups.enable=False"):
+    with pytest.raises(
+        InputError, match=r"algorithm.filter_groups.enable=True drops groups.*set algorithm.filter_groups.enable=False"
+    ):
         make(verl, tmp_path, algorithm__filter_groups__enable=True, algorithm__filter_groups__metric="acc")
     with pytest.raises(InputError, match=r"algorithm.use_pf_ppo=True"):
         make(verl, tmp_path, algorithm__use_pf_ppo=True)
     with pytest.raises(InputError, match=r"critic.enable=True"):
         make(verl, tmp_path, critic__enable=True)
-    make(verl, tmp_path, algorithm__filter_groups__enable=True, algorithm__filter_groups__metric="acc", actor_rollout_ref__rollout__n=4)
+    make(
+        verl,
+        tmp_path,
+        algorithm__filter_groups__enable=True,
+        algorithm__filter_groups__metric="acc",
+        actor_rollout_ref__rollout__n=4,
+    )
     make(verl, tmp_path, algorithm__adv_estimator="batch_loo", algorithm__use_pf_ppo=True)  # not our business then
 
 
@@ -330,7 +370,12 @@ def test_batch_loo_needs_no_prompts_and_ignores_tasks(verl):
 
 def test_gs1_outside_our_trainer_says_what_to_do(verl):
     with pytest.raises(InputError, match=r"set ROLLONCE_BASELINE=baseline.json.*batch_loo needs neither"):
-        verl.registry["gs1"](token_level_rewards=torch.zeros(2, 2), response_mask=torch.ones(2, 2), config=None, index=np.array(["a", "b"]))
+        verl.registry["gs1"](
+            token_level_rewards=torch.zeros(2, 2),
+            response_mask=torch.ones(2, 2),
+            config=None,
+            index=np.array(["a", "b"]),
+        )
 
 
 def test_registering_twice_is_harmless(verl):
@@ -341,7 +386,8 @@ def test_registering_twice_is_harmless(verl):
 
 
 def test_a_singleton_is_judged_by_the_other_tasks(verl):
-    """verl #7793: a group of one under stock RLOO keeps its reward as advantage, under the vectorised one gets 0. Ours: neither."""
+    """verl #7793: a group of one under stock RLOO keeps its reward as advantage, under the vectorised one gets 0. Ours:
+    neither."""
     arguments = {
         "token_level_rewards": torch.tensor([[0.7], [0.2], [0.4]]),
         "response_mask": torch.ones(3, 1),
@@ -355,7 +401,8 @@ def test_a_singleton_is_judged_by_the_other_tasks(verl):
 
 
 def test_a_rejected_row_does_not_shift_its_siblings(verl, tmp_path):
-    """verl #6452: a row that rollout correction rejects (its mask emptied) still enters its siblings' mean. Ours: it does not."""
+    """verl #6452: a row that rollout correction rejects (its mask emptied) still enters its siblings' mean. Ours: it
+    does not."""
 
     def siblings(reward, estimator):
         return verl.registry[estimator](
@@ -377,9 +424,11 @@ def test_a_rejected_row_does_not_shift_its_siblings(verl, tmp_path):
 
 
 def test_shaping_differences_in_an_all_failed_group_stay_as_small_as_they_are(verl):
-    """verl-recipe #125: a length term of 0.01 inside a group that all failed becomes an advantage of full size through the deviation.
+    """verl-recipe #125: a length term of 0.01 inside a group that all failed becomes an advantage of full size through
+    the deviation.
 
-    Ours at one rollout a task never divides, and failures of other tasks are compared with everything: nothing near 1 comes of 0.01.
+    Ours at one rollout a task never divides, and failures of other tasks are compared with everything: nothing near 1
+        comes of 0.01.
     """
     arguments = {
         "token_level_rewards": torch.tensor([[0.00], [0.01], [0.02], [0.03]]),
@@ -394,7 +443,8 @@ def test_shaping_differences_in_an_all_failed_group_stay_as_small_as_they_are(ve
 
 
 def test_one_success_among_failures_gives_no_millions(verl):
-    """NeMo-RL #1518: leave-one-out mean and deviation of [1, 0, 0, 0] give the winner 1 / 1e-6, since its three peers are alike.
+    """NeMo-RL #1518: leave-one-out mean and deviation of [1, 0, 0, 0] give the winner 1 / 1e-6, since its three peers
+    are alike.
 
     The formula is that of the thread (NeMo-RL is not on the index); ours has no deviation in it.
     """
@@ -402,7 +452,10 @@ def test_one_success_among_failures_gives_no_millions(verl):
     peers = rewards[1:]
     assert (rewards[0] - peers.mean()) / (peers.std() + 1e-6) == pytest.approx(1e6)
     got = verl.registry["batch_loo"](
-        token_level_rewards=torch.tensor(rewards)[:, None], response_mask=torch.ones(4, 1), config=None, index=np.array(["a"] * 4)
+        token_level_rewards=torch.tensor(rewards)[:, None],
+        response_mask=torch.ones(4, 1),
+        config=None,
+        index=np.array(["a"] * 4),
     )[0][:, 0]
     np.testing.assert_allclose(got.numpy(), [1.0, -1 / 3, -1 / 3, -1 / 3])
 
@@ -414,8 +467,13 @@ def test_without_verl_the_module_imports_and_says_what_is_missing(monkeypatch):
 
 
 def test_importing_the_module_imports_no_trainer():
-    code = "import sys, rollonce.integrations.verl; print([m for m in ('verl', 'ray', 'torch', 'transfer_queue') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, rollonce.integrations.verl; print([m for m in ('verl', 'ray', 'torch', 'transfer_queue') if m in "
+        "sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_the_plugin_warns_where_verl_would_only_log(monkeypatch):
@@ -432,13 +490,19 @@ def test_the_plugin_warns_where_verl_would_only_log(monkeypatch):
 def test_verl_loads_the_plugin_by_itself(tmp_path):
     KernelBaseline().fit(PROMPTS).save(tmp_path / "b.json")
     code = (
-        "import verl; from verl.trainer.ppo import core_algos as c; from verl.trainer.ppo.v1 import get_trainer_cls as g;"
-        "print(sorted({'gs1', 'batch_loo'} & set(c.ADV_ESTIMATOR_REGISTRY)), [k.__name__ for k in g('sync').__mro__[:3]])"
+        "import verl; from verl.trainer.ppo import core_algos as c; from verl.trainer.ppo.v1 import get_trainer_cls as "
+        "g;print(sorted({'gs1', 'batch_loo'} & set(c.ADV_ESTIMATOR_REGISTRY)), [k.__name__ for k in "
+        "g('sync').__mro__[:3]])"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"ROLLONCE_BASELINE": str(tmp_path / "b.json")}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"ROLLONCE_BASELINE": str(tmp_path / "b.json")},
     )
-    assert run.stdout.strip().endswith("['batch_loo', 'gs1'] ['PPOTrainerSync', 'WithPrompts', 'PPOTrainerSync']"), run.stderr[-2000:]
+    assert run.stdout.strip().endswith("['batch_loo', 'gs1'] ['PPOTrainerSync', 'WithPrompts', 'PPOTrainerSync']"), (
+        run.stderr[-2000:]
+    )
 
 
 @needs_verl
@@ -448,7 +512,11 @@ def test_the_names_that_we_use_are_there(queue):
 
     assert list(inspect.signature(core_algos.register_adv_est).parameters) == ["name_or_enum"]
     assert list(inspect.signature(trainer_base.PPOTrainer.__init__).parameters) == ["self", "config"]
-    assert list(inspect.signature(trainer_base.PPOTrainer._compute_advantage).parameters) == ["self", "batch", "metrics"]
+    assert list(inspect.signature(trainer_base.PPOTrainer._compute_advantage).parameters) == [
+        "self",
+        "batch",
+        "metrics",
+    ]
     for name in ("_save_checkpoint", "_load_checkpoint"):
         assert list(inspect.signature(getattr(trainer_base.PPOTrainer, name)).parameters) == ["self"]
     assert list(inspect.signature(queue.kv_batch_get).parameters)[:3] == ["keys", "partition_id", "select_fields"]
@@ -506,30 +574,43 @@ def test_rows_padded_by_verl_itself(real_verl, queue, tmp_path):
 
 @needs_verl
 def test_a_row_rejected_by_verls_own_rollout_correction(real_verl, queue, tmp_path):
-    """Its tokens are 10 nats off what the sampler said and the bound is 2: verl empties its mask, and it then shifts nobody."""
+    """Its tokens are 10 nats off what the sampler said and the bound is 2: verl empties its mask, and it then shifts
+    nobody."""
     rows = rows_of(np.random.default_rng(9), n=6)
     alone = advantages(real_verl, make(real_verl, tmp_path), rows)
     rejected = row("f9_0_0", -5.0, PROMPTS[0])
     rejected.nats_off = 10
-    limits = {"algorithm__rollout_correction__rollout_rs": "seq_mean_k3", "algorithm__rollout_correction__rollout_rs_threshold": 2.0}
+    limits = {
+        "algorithm__rollout_correction__rollout_rs": "seq_mean_k3",
+        "algorithm__rollout_correction__rollout_rs_threshold": 2.0,
+    }
     trainer, metrics = make(real_verl, tmp_path, **limits), {}
     real_verl.put([*rows, rejected])
     batch = real_verl.batch([*rows, rejected])
     trainer._compute_advantage(batch, metrics)
-    masks = queue.kv_batch_get(batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"].unbind()
+    masks = queue.kv_batch_get(batch.keys, partition_id="train", select_fields=["response_mask"])[
+        "response_mask"
+    ].unbind()
     assert [bool(m.any()) for m in masks] == [True] * 6 + [False]
     np.testing.assert_array_equal([float(a[0]) for a in real_verl.read([*rows, rejected])], [*alone, 0.0])
 
 
 @needs_verl
 def test_steps_of_the_real_trainer_have_the_gradient_of_the_pure_function_and_learn(real_verl, queue, tmp_path):
-    """verl's own `_step_once`: 6 rollouts padded by it to 8, its old log-probs, queue and loss. See verl_step.py for what is replaced.
+    """verl's own `_step_once`: 6 rollouts padded by it to 8, its old log-probs, queue and loss. See verl_step.py for
+    what is replaced.
 
-    On policy the ratio is 1, so the gradient of its token mean is ``-sum_i A_i grad log p_i / (number of tokens)``, worked out here.
+    On policy the ratio is 1, so the gradient of its token mean is ``-sum_i A_i grad log p_i / (number of tokens)``,
+    worked out here.
     """
     from verl_step import LENGTH, VOCABULARY, equip
 
-    trainer = make(real_verl, tmp_path, actor_rollout_ref__actor__ppo_mini_batch_size=4, actor_rollout_ref__actor__use_dynamic_bsz=True)
+    trainer = make(
+        real_verl,
+        tmp_path,
+        actor_rollout_ref__actor__ppo_mini_batch_size=4,
+        actor_rollout_ref__actor__use_dynamic_bsz=True,
+    )
     equip(trainer, queue, PROMPTS[:10])
     workers, sampler, plain, rewards = trainer.actor_rollout_wg, trainer.replay_buffer, fresh(tmp_path), []
     for _ in range(12):
@@ -553,7 +634,8 @@ def test_steps_of_the_real_trainer_have_the_gradient_of_the_pure_function_and_le
 
 
 def test_verls_checkpoint_is_found_again_by_its_own_methods(monkeypatch, tmp_path):
-    """Through the stand-in's `_save_checkpoint` and `_load_checkpoint` (the real ones need worker groups): file, order, missing file."""
+    """Through the stand-in's `_save_checkpoint` and `_load_checkpoint` (the real ones need worker groups): file, order,
+    missing file."""
     KernelBaseline(window=24).fit(PROMPTS).save(tmp_path / "baseline.json")
     monkeypatch.setenv("ROLLONCE_BASELINE", str(tmp_path / "baseline.json"))
     verl = stand_in(monkeypatch)
@@ -567,7 +649,12 @@ def test_verls_checkpoint_is_found_again_by_its_own_methods(monkeypatch, tmp_pat
     resumed = make(verl, tmp_path)
     resumed._load_checkpoint()
     assert resumed._gs1.state_dict() == trainer._gs1.state_dict()
-    named = make(verl, tmp_path, trainer__resume_mode="resume_path", trainer__resume_from_path=str(tmp_path / "run/global_step_3"))
+    named = make(
+        verl,
+        tmp_path,
+        trainer__resume_mode="resume_path",
+        trainer__resume_from_path=str(tmp_path / "run/global_step_3"),
+    )
     named._load_checkpoint()
     assert named._gs1.state_dict() == trainer._gs1.state_dict()
     (tmp_path / "run/global_step_3/rollonce.json").unlink()
@@ -581,6 +668,8 @@ def test_batch_loo_is_the_leave_one_out_baseline_of_any_dtype():
     batch = Batch.of(["p"] * 12, rewards.astype(np.float32).astype(np.float64))
     expected = batch.rewards_B - LeaveOneOut().predict(batch)
     for dtype, atol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        got, _ = ours.batch_loo(torch.tensor(rewards.astype(np.float32), dtype=dtype)[:, None], torch.ones(12, 1), list("abcdefghijkl"))
+        got, _ = ours.batch_loo(
+            torch.tensor(rewards.astype(np.float32), dtype=dtype)[:, None], torch.ones(12, 1), list("abcdefghijkl")
+        )
         assert got.dtype == dtype
         np.testing.assert_allclose(got[:, 0].double().numpy(), expected, rtol=0, atol=atol)

@@ -1,4 +1,5 @@
-"""Small real TRL runs on the embedded policy, with everything that a test wants to look at recorded. Also run by torchrun, see `main`."""
+"""Small real TRL runs on the embedded policy, with everything that a test wants to look at recorded. Also run by
+torchrun, see `main`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from rollonce.baselines import KernelBaseline
 from rollonce.integrations import trl as ours
 from rollonce.policies import embedded_directory
 
-PROMPTS = [f"{verb} {noun} number {i}" for i, (verb, noun) in enumerate((v, n) for v in ("add", "sort", "spell", "count") for n in "wxyz")]
+PROMPTS = [
+    f"{verb} {noun} number {i}"
+    for i, (verb, noun) in enumerate((v, n) for v in ("add", "sort", "spell", "count") for n in "wxyz")
+]
 
 
 def digest(text: str) -> int:
@@ -58,7 +62,8 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 def recorded(cls: type) -> type:
-    """The class, keeping what it was given and what it gave: ``batches`` (world rewards, prompts, own advantages) and ``in_loss``."""
+    """The class, keeping what it was given and what it gave: ``batches`` (world rewards, prompts, own advantages) and
+    ``in_loss``."""
 
     class Recorded(cls):
         def __init__(self, *a: Any, **k: Any) -> None:
@@ -83,7 +88,15 @@ def recorded(cls: type) -> type:
     return Recorded
 
 
-def run(out: Path, *, baseline: Any = None, reward: Any = coin, train: Dataset | None = None, kind: str = "GRPO", **changes: Any) -> Any:
+def run(
+    out: Path,
+    *,
+    baseline: Any = None,
+    reward: Any = coin,
+    train: Dataset | None = None,
+    kind: str = "GRPO",
+    **changes: Any,
+) -> Any:
     """A trainer that has trained; ``changes`` that are the trainer's own go to it, the rest to the configuration."""
     own = {k: changes.pop(k) for k in ("whiten", "scale_by_std", "warn_after", "eval_dataset") if k in changes}
     resume = changes.pop("resume", None)
@@ -106,7 +119,11 @@ def main() -> None:
     """``torchrun --nproc_per_node 2 trl_runs.py OUT``: each rank writes what it saw."""
     torch.set_num_threads(1)
     trainer = run(
-        Path(sys.argv[1]) / "run", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3, reward=sometimes_none
+        Path(sys.argv[1]) / "run",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=3,
+        reward=sometimes_none,
     )
     rank = trainer.accelerator.process_index
     seen = {"batches": trainer.batches, "state": trainer.hook.state_dict(), "world": trainer.accelerator.num_processes}
@@ -117,7 +134,8 @@ def main() -> None:
 def sometimes_none(prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
     """`coin`, with no grade for a tenth of the completions."""
     return [
-        None if digest(str(p) + str(c)) % 10 == 0 else r for p, c, r in zip(prompts, completions, coin(prompts, completions), strict=True)
+        None if digest(str(p) + str(c)) % 10 == 0 else r
+        for p, c, r in zip(prompts, completions, coin(prompts, completions), strict=True)
     ]
 
 

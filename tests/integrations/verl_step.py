@@ -1,7 +1,8 @@
-"""A step of the real verl trainer on a CPU: its `_step_once`, queue, padding, old log-probs, advantages, loss; the policy is a table.
+"""A step of the real verl trainer on a CPU: its `_step_once`, queue, padding, old log-probs, advantages, loss; the
+policy is a table.
 
-What it replaces, because verl has no CPU version of it: generation (vLLM or SGLang only) and the FSDP worker (registered for CUDA and
-NPU devices only). Used by test_verl.py.
+What it replaces, because verl has no CPU version of it: generation (vLLM or SGLang only) and the FSDP worker
+(registered for CUDA and NPU devices only). Used by test_verl.py.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Workers:
         for prompt, response in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True):
             row = torch.zeros(len(prompt) + len(response))
             with torch.no_grad():
-                row[len(prompt) - 1 : -1] = self.policy.log_probs(prompt[-1].expand(len(response)), response[:, None])[:, 0]
+                row[len(prompt) - 1 : -1] = self.policy.log_probs(prompt[-1].expand(len(response)), response[:, None])[
+                    :, 0
+                ]
             rows.append(row)
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         from tensordict import TensorDict
@@ -61,8 +64,12 @@ class Workers:
         self.seen.append([a.tolist() for a in data["advantages"].unbind()])
         prompts = torch.stack([p[-1] for p in data["prompts"].unbind()])
         pad = lambda name: torch.nested.to_padded_tensor(data[name], 0)  # noqa: E731
-        log_prob = self.policy.log_probs(prompts[:, None].expand(-1, pad("responses").shape[1]), pad("responses")[..., None])[..., 0]
-        loss, _ = self.loss(pad("old_log_probs"), log_prob, pad("advantages"), pad("response_mask").float(), "token-mean", self.config)
+        log_prob = self.policy.log_probs(
+            prompts[:, None].expand(-1, pad("responses").shape[1]), pad("responses")[..., None]
+        )[..., 0]
+        loss, _ = self.loss(
+            pad("old_log_probs"), log_prob, pad("advantages"), pad("response_mask").float(), "token-mean", self.config
+        )
         self.optimiser.zero_grad()
         loss.backward()
         self.gradients.append(self.policy.logits.grad.clone())
@@ -126,7 +133,8 @@ def equip(trainer, queue, prompts, seed=0):
 
 
 class LocalQueue:
-    """TransferQueue in this process, for machines too busy for Ray to start (ROLLONCE_LOCAL_QUEUE=1): the same calls, rows by key."""
+    """TransferQueue in this process, for machines too busy for Ray to start (ROLLONCE_LOCAL_QUEUE=1): the same calls,
+    rows by key."""
 
     def __init__(self):
         self.rows = {}

@@ -61,20 +61,27 @@ def test_nearest_neighbours_share_ties_that_differ_by_rounding_only():
         np.testing.assert_allclose(b_of(Nearest(k=1), prompts, rewards), nearest, atol=1e-12)
         far = np.where(np.eye(12, dtype=bool), -1.0, similarity)
         split += int(
-            ((far == far.max(axis=1, keepdims=True)).sum(1) < (far.round(9) == far.round(9).max(axis=1, keepdims=True)).sum(1)).sum()
+            (
+                (far == far.max(axis=1, keepdims=True)).sum(1)
+                < (far.round(9) == far.round(9).max(axis=1, keepdims=True)).sum(1)
+            ).sum()
         )
     assert untied > 10  # such ties did occur,
     assert split > 5  # and at the top, too
 
 
-@pytest.mark.parametrize("kernel", [Softmax(temperature=1e12), Rbf(length_scale=1e8), Nearest(k=99), Buckets(n=1), Uniform()], ids=repr)
+@pytest.mark.parametrize(
+    "kernel", [Softmax(temperature=1e12), Rbf(length_scale=1e8), Nearest(k=99), Buckets(n=1), Uniform()], ids=repr
+)
 def test_the_wide_limit_is_the_leave_one_out_mean(kernel):
     rewards = np.array([1.0, 0.0, 0.5, 0.25])
     got = b_of(kernel, ["red apple", "red", "blue sea water", "x2 y2"], rewards)
     np.testing.assert_allclose(got, (rewards.sum() - rewards) / 3, atol=1e-9)
 
 
-@pytest.mark.parametrize("kernel", [Cosine(), Same(), Product([Cosine(), Same()]), Mixture([Cosine(), Same()], [1, 1])], ids=repr)
+@pytest.mark.parametrize(
+    "kernel", [Cosine(), Same(), Product([Cosine(), Same()]), Mixture([Cosine(), Same()], [1, 1])], ids=repr
+)
 def test_rows_without_weight_fall_back_to_the_leave_one_out_mean(kernel):
     rewards = np.array([1.0, 0.0, 0.5])
     np.testing.assert_allclose(b_of(kernel, ALONE, rewards, family=["f", "g", "h"]), [0.25, 0.75, 0.5], atol=1e-15)
@@ -111,8 +118,8 @@ def test_length_buckets_as_qcut_cuts_ten_different_lengths():
 
 
 def test_length_buckets_share_equal_lengths_and_may_leave_a_bucket_empty():
-    # Lengths 1 1 1 1 2 3 4 5 6 7. Quantile positions 1.8, 3.6, 5.4, 7.2: edges 1, between 1 and 2, between 3 and 4, between 5 and 6.
-    # pandas.qcut: (.., 1] holds the four ones, nothing is in (1, e2], then {2, 3}, {4, 5}, {6, 7}.
+    # Lengths 1 1 1 1 2 3 4 5 6 7. Quantile positions 1.8, 3.6, 5.4, 7.2: edges 1, between 1 and 2, between 3 and 4,
+    # between 5 and 6. pandas.qcut: (.., 1] holds the four ones, nothing is in (1, e2], then {2, 3}, {4, 5}, {6, 7}.
     rewards = np.array([1.0, 0.0, 0.0, 0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7])
     got = b_of(Buckets(), lengths(1, 1, 1, 1, 2, 3, 4, 5, 6, 7), rewards)
     np.testing.assert_allclose(got, [0.5 / 3, 0.5, 0.5, 1 / 3, 0.2, 0.1, 0.4, 0.3, 0.7, 0.6], atol=1e-15)
@@ -168,7 +175,10 @@ def test_product_multiplies_and_mixture_averages_normalised_weights():
         (lambda: Mixture([Uniform(), Cosine()], [1.0, -1.0]), "shares"),
         (lambda: from_config({"type": "softmax", "temprature": 1}), "no setting 'temprature'"),
         (lambda: from_config({"type": "softmx"}), "unknown type 'softmx'"),
-        (lambda: from_config({"type": "product", "kernels": [{"type": "log_length"}]}), "must be a Kernel, not 'log_length'"),
+        (
+            lambda: from_config({"type": "product", "kernels": [{"type": "log_length"}]}),
+            "must be a Kernel, not 'log_length'",
+        ),
     ],
 )
 def test_bad_settings_name_the_setting(make, word):
@@ -205,5 +215,7 @@ def test_blocks_and_single_batches_give_the_same_weights(kernel):
     visible[:, np.arange(8), np.arange(8)] = False
     many = kernel.log_weights(tasks, columns[:, :8], columns, visible)  # looked up in the full table
     for k in (0, 49):
-        one = kernel.log_weights(tasks.take(columns[k]).detached(), np.arange(8)[None], np.arange(12)[None], visible[k : k + 1])
+        one = kernel.log_weights(
+            tasks.take(columns[k]).detached(), np.arange(8)[None], np.arange(12)[None], visible[k : k + 1]
+        )
         np.testing.assert_allclose(np.exp(one[0]), np.exp(many[k]), atol=1e-12)

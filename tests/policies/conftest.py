@@ -22,14 +22,26 @@ def tiny_model(tokenizer, architecture: str = "llama", seed: int = 0):
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
-    common = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
+    common = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     if architecture == "llama":
         model = LlamaForCausalLM(LlamaConfig(**common, num_key_value_heads=2, **ids))
     elif architecture == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**common, num_key_value_heads=2, head_dim=8, **ids))
     else:  # absolute positions and dropout, unlike the other two
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=256, **ids))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=256, **ids)
+        )
     with torch.no_grad():
         for p in model.parameters():
             if p.ndim == 2:

@@ -44,7 +44,9 @@ def test_value_loss_takes_the_worse_of_clipped_and_free():
     # free errors: .25, .16; held at .2: .64, .01; the worse: .64, .16
     assert float(value_loss(new, old, target, mask, n_tokens=2, clip=0.2)) == pytest.approx(0.5 * (0.64 + 0.16) / 2)
     assert float(value_loss(new, old, target, mask, n_tokens=2, clip=None)) == pytest.approx(0.5 * (0.25 + 0.16) / 2)
-    assert float(value_loss(new, old, target, torch.tensor([[True, False]]), n_tokens=4, clip=None)) == pytest.approx(0.5 * 0.25 / 4)
+    assert float(value_loss(new, old, target, torch.tensor([[True, False]]), n_tokens=4, clip=None)) == pytest.approx(
+        0.5 * 0.25 / 4
+    )
 
 
 def test_loss_weights_sum_to_one_and_share_as_they_say():

@@ -100,7 +100,13 @@ def test_shipped_size_architecture_and_recipe():
 
 
 def test_some_types_are_always_solved_with_care():
-    shares = dict(zip([f"{s.family}/{s.level}" for s in EMBEDDED_SOURCES], care_by_type(BuildConfig(careful_share=0.25)), strict=True))
+    shares = dict(
+        zip(
+            [f"{s.family}/{s.level}" for s in EMBEDDED_SOURCES],
+            care_by_type(BuildConfig(careful_share=0.25)),
+            strict=True,
+        )
+    )
     assert shares.pop("spell_backward/1") == shares.pop("count_bits/1") == 1
     assert set(shares.values()) == {0.25}
     assert set(care_by_type(BuildConfig(careful_share=0.25, always_careful=""))) == {0.25}
@@ -134,7 +140,9 @@ def test_auto_classes_of_transformers_load_it():
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     prompt = embedded_tasks(test=15, seed=3).test[0].prompt
-    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    )
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     theirs = model.generate(**ids, max_new_tokens=30, do_sample=False)[0, ids["input_ids"].shape[1] :]
     ours = load_embedded().sample([prompt], max_new_tokens=30, temperature=0)

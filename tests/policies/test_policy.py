@@ -17,21 +17,27 @@ from rollonce.policies import LoraSettings, Samples, TransformersPolicy, policy_
 from rollonce.policies.sampling import inverse_cdf  # noqa: E402
 
 # Lengths from one token to dozens, so that nearly every row is padded.
-PROMPTS = ["1", "State the final answer to the following arithmetic problem: 57 + 87 + 70 =", "abc " * 20, "héllo, wörld ✓", "12 34"]
+PROMPTS = [
+    "1",
+    "State the final answer to the following arithmetic problem: 57 + 87 + 70 =",
+    "abc " * 20,
+    "héllo, wörld ✓",
+    "12 34",
+]
 TOLERANCE = 1e-4  # float32: sampling uses a cache and left padding, evaluation neither
 
 
 def test_importing_policies_loads_nothing_heavy():
     code = "import rollonce.policies, sys; print([m for m in ('torch', 'transformers', 'peft') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_a_missing_package_is_named_with_its_extra():
     code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import rollonce.policies, rollonce.errors\n"
-        "try: rollonce.policies.load_embedded\n"
-        "except rollonce.errors.MissingExtraError as e: print(e)"
+        "import sys; sys.modules['torch'] = None\nimport rollonce.policies, rollonce.errors\ntry: "
+        "rollonce.policies.load_embedded\nexcept rollonce.errors.MissingExtraError as e: print(e)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "rollonce[train]" in said
@@ -135,7 +141,8 @@ def test_inverse_cdf_by_hand():
 
 
 def test_truncation_and_end_of_sequence(llama):
-    # A head that gives the end of sequence 0.3 everywhere: lengths are then geometric, and known to be cut at the limit.
+    # A head that gives the end of sequence 0.3 everywhere: lengths are then geometric, and known to be cut at the
+    # limit.
     eos = llama.tokenizer.eos_token_id
     with torch.no_grad():
         llama.model.lm_head.weight.zero_()
@@ -184,7 +191,11 @@ def test_micro_batches_and_checkpointing_give_the_same_gradient(llama):
         llama.model.zero_grad()
         for index, part in samples.split(rows):
             loss = policy_loss(
-                llama.log_probs(part), part.log_probs_BT, advantages_B[index], part.response_mask_BT, n_tokens=samples.n_tokens
+                llama.log_probs(part),
+                part.log_probs_BT,
+                advantages_B[index],
+                part.response_mask_BT,
+                n_tokens=samples.n_tokens,
             )
             loss.backward()
         return torch.cat([p.grad.flatten() for p in llama.parameters()])

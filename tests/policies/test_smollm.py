@@ -1,4 +1,5 @@
-"""SmolLM2's tokenizer from its GGUF file: a file of that shape made on the spot, held against the tokenizer that it describes."""
+"""SmolLM2's tokenizer from its GGUF file: a file of that shape made on the spot, held against the tokenizer that it
+describes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def trained():
     )
     built.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     built.train_from_iterator(["What is the sum of the spaces and the naïve café? Now what is it, user?"] * 20, trainer)
     return built
@@ -61,7 +65,11 @@ def test_it_reads_text_as_the_tokenizer_in_the_file_does(tmp_path, trained):
         assert ids == trained.encode(text).ids
         assert tokenizer.decode(ids) == text
     assert [tokenizer.decode([i]) for i in tokenizer("12345")["input_ids"]] == list("12345")
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_end|>",
+    )
     said = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert said == "<|im_start|>user\nhi<|im_end|>\n"
     assert tokenizer.decode(tokenizer(said)["input_ids"], skip_special_tokens=True) == "user\nhi\n"

@@ -1,4 +1,5 @@
-"""The Tinker policy's own arithmetic and manners on a stand-in of the SDK; `tests/tinker` runs it against a real server."""
+"""The Tinker policy's own arithmetic and manners on a stand-in of the SDK; `tests/tinker` runs it against a real
+server."""
 
 from __future__ import annotations
 
@@ -47,7 +48,13 @@ class AdamParams:
     beta2: float
     eps: float
     weight_decay: float
-    model_fields = {"learning_rate": 0, "beta1": 0, "beta2": 0, "eps": 0, "weight_decay": 0}  # an SDK without grad_clip_norm
+    model_fields = {
+        "learning_rate": 0,
+        "beta1": 0,
+        "beta2": 0,
+        "eps": 0,
+        "weight_decay": 0,
+    }  # an SDK without grad_clip_norm
 
 
 @dataclass
@@ -84,14 +91,23 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def policy(**options: Any) -> TinkerPolicy:
     tokenizer = Tokenizer()
-    made = TinkerPolicy(TinkerService("http://nowhere"), "m", tokenizer, make_renderer("text", tokenizer), **{"loss": "ppo", **options})
+    made = TinkerPolicy(
+        TinkerService("http://nowhere"), "m", tokenizer, make_renderer("text", tokenizer), **{"loss": "ppo", **options}
+    )
     made._trainer = Trainer()
     return made
 
 
 # Two rollouts: prompt of 3 and response of 2; prompt of 2 and response of 4.
 SAMPLES = to_samples(
-    ["abc", "xy"], ["d", "zzzz"], [[7, 8, 9], [5, 6]], [[3, 1], [4, 4, 4, 4]], [[-0.5, -0.25], [-1, -2, -3, -4]], [False, True], 1.0, 0
+    ["abc", "xy"],
+    ["d", "zzzz"],
+    [[7, 8, 9], [5, 6]],
+    [[3, 1], [4, 4, 4, 4]],
+    [[-0.5, -0.25], [-1, -2, -3, -4]],
+    [False, True],
+    1.0,
+    0,
 )
 
 
@@ -126,8 +142,12 @@ def test_token_mean_divides_by_the_batch_s_response_tokens() -> None:
 
 
 def test_sequence_mean_undoes_a_service_s_division_by_length() -> None:
-    """What such a service computes, mean over positions and then over datums, must be one constant times the sum over all tokens."""
-    gains = [torch.tensor([0.3, -0.2, 0.7, 0.1]), torch.tensor([0.5, 0.4, -0.6, 0.9, 0.2])]  # any per-position derivative
+    """What such a service computes, mean over positions and then over datums, must be one constant times the sum over
+    all tokens."""
+    gains = [
+        torch.tensor([0.3, -0.2, 0.7, 0.1]),
+        torch.tensor([0.5, 0.4, -0.6, 0.9, 0.2]),
+    ]  # any per-position derivative
     advantages = torch.tensor([2.0, -1.0])
 
     def totals(reduction: str) -> tuple[float, float]:
@@ -258,7 +278,10 @@ def failing(error: Exception) -> Callable[[], Any]:
         (_Status(404), "does not know what sampling asked for"),
         (_Status(429), "answered 429 to sampling, again and again"),
         (_Status(503), "answered 503"),
-        (_Status(400, "prompt too long\nTraceback ..."), "sampling failed at http://nowhere: _Status: prompt too long$"),
+        (
+            _Status(400, "prompt too long\nTraceback ..."),
+            "sampling failed at http://nowhere: _Status: prompt too long$",
+        ),
         (ValueError("key tml-dummy is odd"), r"ValueError: key \[key\] is odd$"),
         (TimeoutError(), "the request timed out"),
     ],

@@ -26,21 +26,39 @@ def line(**change: Any) -> str:
 BAD_LINES = {
     "not JSON": ('{"task_id": "b", ', "not JSON"),
     "no object": ("[1, 2]", "a list of 2|not an object"),
-    "missing prompt": (line(prompt=..., task_id="b"), r"no key 'prompt' in this row; it has task_id, rollout_id, reward"),
-    "missing reward": (line(reward=..., task_id="b"), r"no key 'reward' in this row; it has task_id, prompt, rollout_id"),
+    "missing prompt": (
+        line(prompt=..., task_id="b"),
+        r"no key 'prompt' in this row; it has task_id, rollout_id, reward",
+    ),
+    "missing reward": (
+        line(reward=..., task_id="b"),
+        r"no key 'reward' in this row; it has task_id, prompt, rollout_id",
+    ),
     "missing task": (line(task_id=...), "no key 'task_id' in this row"),
     "null task": (line(task_id=None), "the task id .*is null"),
     "list task": (line(task_id=[1]), "the task id is a list of 1"),
     "null reward": (line(reward=None, rollout_id=1), "the reward is null; it must be a finite number"),
     "NaN reward": (line(reward=float("nan"), rollout_id=1), "the reward is nan; it must be a finite number"),
     "infinite reward": (line(reward=float("-inf"), rollout_id=1), "the reward is -inf"),
-    "text reward": (line(reward="1.0", rollout_id=1), "the reward is the text '1.0'; .*only CSV may write numbers as text"),
+    "text reward": (
+        line(reward="1.0", rollout_id=1),
+        "the reward is the text '1.0'; .*only CSV may write numbers as text",
+    ),
     "list reward": (line(reward=[1, 0], rollout_id=1), "the reward is a list of 2"),
-    "huge reward": ('{"task_id": "a", "prompt": "x", "rollout_id": 1, "reward": 1' + "0" * 400 + "}", "the reward is (inf|.*number)"),
-    "number prompt": (line(prompt=3, task_id="b"), "the prompt is the number 3; it must be text or a list of chat messages"),
+    "huge reward": (
+        '{"task_id": "a", "prompt": "x", "rollout_id": 1, "reward": 1' + "0" * 400 + "}",
+        "the reward is (inf|.*number)",
+    ),
+    "number prompt": (
+        line(prompt=3, task_id="b"),
+        "the prompt is the number 3; it must be text or a list of chat messages",
+    ),
     "null prompt": (line(prompt=None, task_id="b"), "the prompt is null"),
     "broken chat": (line(prompt=[{"content": "x"}], task_id="b"), "must hold messages with 'role' and 'content'"),
-    "two prompts": (line(prompt="y", rollout_id=1), r"task 'a' has another prompt here than at .*a.jsonl, line 1: 'y' and 'x'"),
+    "two prompts": (
+        line(prompt="y", rollout_id=1),
+        r"task 'a' has another prompt here than at .*a.jsonl, line 1: 'y' and 'x'",
+    ),
     "a copy": (line(), r"task 'a' already has a rollout '0', at .*a.jsonl, line 1"),
     "text length": (line(rollout_id=1, response_length="long"), "the length is the text 'long'"),
     "object rollout": (line(rollout_id={"a": 1}), "the rollout id is an object"),
@@ -76,7 +94,9 @@ def test_true_and_false_are_1_and_0(tmp_path: Path) -> None:
 
 def test_nan_in_a_field_that_is_not_read_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(line(kl=float("nan")) + "\n" + line(rollout_id=1, text="\ud83d") + "\n")  # half an emoji, as json.dumps writes it
+    path.write_text(
+        line(kl=float("nan")) + "\n" + line(rollout_id=1, text="\ud83d") + "\n"
+    )  # half an emoji, as json.dumps writes it
     assert read_rollouts(path).n_rollouts == 2
 
 
@@ -89,7 +109,9 @@ def test_half_an_emoji_in_a_prompt_becomes_a_replacement_character(tmp_path: Pat
 def test_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes((line() + "\n").encode() + '{"task_id": "b", "prompt": "café", "reward": 1}\n'.encode("latin-1"))
-    with pytest.raises(InputError, match=r"a.jsonl, line 2: not UTF-8: byte 32 of the line is 0xe9; save the file as UTF-8"):
+    with pytest.raises(
+        InputError, match=r"a.jsonl, line 2: not UTF-8: byte 32 of the line is 0xe9; save the file as UTF-8"
+    ):
         read_rollouts(path)
     assert read_rollouts(path, skip_bad_rows=True).n_skipped == 1
     path.write_bytes("task_id,prompt,reward\na,x,1\nb,café,0\n".encode("latin-1"))
@@ -109,7 +131,9 @@ def test_many_bad_rows_are_counted_and_the_list_is_capped(tmp_path: Path) -> Non
     assert table.skipped[-1] == "... and 150 more bad rows"
     assert table.select([0]).n_skipped == 250
     path.write_text("nonsense\n" * 3)
-    with pytest.raises(InputError, match=r"no rollouts in it; all 3 rows were bad, the first: .*line 1: not JSON|line 1: not JSON"):
+    with pytest.raises(
+        InputError, match=r"no rollouts in it; all 3 rows were bad, the first: .*line 1: not JSON|line 1: not JSON"
+    ):
         read_rollouts(path, skip_bad_rows=True)
 
 
@@ -168,7 +192,8 @@ def test_paths(tmp_path: Path) -> None:
         read_rollouts(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1}\n')
     with pytest.raises(
-        InputError, match=r"nothing readable in this directory \(1 files looked at\). metrics.jsonl: no known format: it has loss"
+        InputError,
+        match=r"nothing readable in this directory \(1 files looked at\). metrics.jsonl: no known format: it has loss",
     ):
         read_rollouts(tmp_path)
     with pytest.raises(InputError, match=r"no files given"):
@@ -180,7 +205,9 @@ def test_paths(tmp_path: Path) -> None:
 def test_mixed_formats(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(line())
     (tmp_path / "b.jsonl").write_text('{"input": "x", "output": "y", "gts": null, "score": 1, "step": 1}')
-    with pytest.raises(InputError, match=r"files of different formats make no one table: .*a.jsonl is generic, .*b.jsonl is verl"):
+    with pytest.raises(
+        InputError, match=r"files of different formats make no one table: .*a.jsonl is generic, .*b.jsonl is verl"
+    ):
         read_rollouts([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
     assert read_rollouts(tmp_path).format == "verl"  # in a directory a trainer's format goes before the generic one
 
@@ -217,5 +244,7 @@ def test_csv(tmp_path: Path) -> None:
 def test_a_row_that_is_no_row_of_its_format(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"input": "x", "output": "y", "gts": null, "score": 1, "step": 1}\n{"input": "x", "step": 1}\n')
-    with pytest.raises(InputError, match=r"line 2: not a row of the format 'verl' \(KeyError: 'score'\); it has input, step"):
+    with pytest.raises(
+        InputError, match=r"line 2: not a row of the format 'verl' \(KeyError: 'score'\); it has input, step"
+    ):
         read_rollouts(path)

@@ -67,7 +67,9 @@ def test_a_directory_in_which_files_appear(tmp_path: Path) -> None:
     assert table.steps_R is not None
     order = np.argsort(table.order_R)
     np.testing.assert_array_equal(np.concatenate([b.rewards_B for b in blocks]), table.rewards_R[order])
-    np.testing.assert_array_equal(np.concatenate([b.steps_B for b in blocks if b.steps_B is not None]), table.steps_R[order])
+    np.testing.assert_array_equal(
+        np.concatenate([b.steps_B for b in blocks if b.steps_B is not None]), table.steps_R[order]
+    )
     assert [p for b in blocks for p in b.prompts] == [table.tasks.prompts[i] for i in table.task_of_R[order]]
 
 
@@ -109,7 +111,9 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
 
 def test_columns_and_ids(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text("".join(json.dumps({"task_id": i, "prompt": f"p{i}", "reward": 0, "level": i}) + "\n" for i in (3, 4, 3)))
+    path.write_text(
+        "".join(json.dumps({"task_id": i, "prompt": f"p{i}", "reward": 0, "level": i}) + "\n" for i in (3, 4, 3))
+    )
     (block,) = follow(path, poll=0.0, stop=lambda: True, columns=["level"])
     assert block.task_ids == ["3", "4", "3"]
     assert block.columns == {"level": [3, 4, 3]}

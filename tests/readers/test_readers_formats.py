@@ -1,4 +1,5 @@
-"""Each format's fixture (README.md beside them says who wrote it) against values worked out by hand from what its generator put in."""
+"""Each format's fixture (README.md beside them says who wrote it) against values worked out by hand from what its
+generator put in."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def test_verl_v1_outputs_of_one_session_are_one_rollout() -> None:
 
 def test_trl_sums_the_reward_functions_and_passes_over_a_batch_logged_twice() -> None:
     table = read_rollouts(F / "trl")
-    # 4 optimizer steps of 2 generation batches of 8: files 2 and 4 repeat 1 and 3. `short` gives 0.25 to all, `starts_with_a` 0, 1 or None.
+    # 4 optimizer steps of 2 generation batches of 8: files 2 and 4 repeat 1 and 3. `short` gives 0.25 to all,
+    # `starts_with_a` 0, 1 or None.
     assert table.n_rollouts == 16
     assert set(table.rewards_R.tolist()) == {0.25, 1.25}
     assert stream(table.steps_R, table) == [1] * 8 + [3] * 8
@@ -64,14 +66,20 @@ def test_trl_a_reward_function_that_scored_nothing_is_null_not_zero() -> None:
 
 def test_verifiers_rewards_are_weighted() -> None:
     table = read_rollouts(F / "verifiers")
-    assert groups(table) == {"system: Be brief.\n\nuser: 1+1=?": [1 + 0.5 * 0.2, 0], "2+2=?": [1], "Hello, who are you?": [0]}
+    assert groups(table) == {
+        "system: Be brief.\n\nuser: 1+1=?": [1 + 0.5 * 0.2, 0],
+        "2+2=?": [1],
+        "Hello, who are you?": [0],
+    }
     assert stream(table.lengths_R, table) == [7, 9, 7, 7]
     assert all(t.startswith("sums/") for t in table.tasks.task_ids)
     assert read_rollouts(F / "verifiers", reward="right").rewards_R.tolist() == [1, 0, 1, 0]
 
 
 def test_verifiers_an_unscored_trace_is_a_bad_row() -> None:
-    with pytest.raises(InputError, match=r"traces.jsonl, line 2: this trace was not scored \(SandboxError: the box died\)"):
+    with pytest.raises(
+        InputError, match=r"traces.jsonl, line 2: this trace was not scored \(SandboxError: the box died\)"
+    ):
         read_rollouts(F / "verifiers_errors")
     table = read_rollouts(F / "verifiers_errors", skip_bad_rows=True)
     assert (table.rewards_R.tolist(), table.n_skipped) == ([1], 1)
@@ -112,7 +120,9 @@ def test_tinker_training_needs_its_join_file() -> None:
     assert stream(table.steps_R, table) == [0, 0, 0, 0, 1, 1]
     assert table.tasks.task_ids.tolist() == ["s1", "s2"]
     assert stream(table.lengths_R, table) == [3, 4, 3, 4, 3, 4]
-    assert read_rollouts(F / "tinker_training", join=F / "tinker_training_join.jsonl", split="eval/sums").n_rollouts == 6
+    assert (
+        read_rollouts(F / "tinker_training", join=F / "tinker_training_join.jsonl", split="eval/sums").n_rollouts == 6
+    )
     with pytest.raises(InputError, match="all 12 rows were left out by split or filter; the file has eval/sums, train"):
         read_rollouts(F / "tinker_training", join=F / "tinker_training_join.jsonl", split="eval/other")
 
@@ -120,7 +130,10 @@ def test_tinker_training_needs_its_join_file() -> None:
 def test_tinker_training_join_by_tags(tmp_path: Path) -> None:
     join = tmp_path / "join.csv"
     join.write_text('tags,prompt\n"sums,easy",one\n"sums,hard",two\n')
-    assert groups(read_rollouts(F / "tinker_training", join=join)) == {"one": [1.25, 0.25, 0.75, 1.25], "two": [0.25, 0.25]}
+    assert groups(read_rollouts(F / "tinker_training", join=join)) == {
+        "one": [1.25, 0.25, 0.75, 1.25],
+        "two": [0.25, 0.25],
+    }
     join.write_text('tags,prompt\n"sums,easy",one\n')
     with pytest.raises(InputError, match=r"line 3: the join file .*join.csv has no prompt for tags=sums,hard"):
         read_rollouts(F / "tinker_training", join=join)
@@ -137,7 +150,14 @@ def test_inspect_through_its_own_reader() -> None:
     assert groups(table) == {"1+1=?": [1, 0, 1], "system: Be brief.\n\nuser: 2+2=?": [1, 1, 0]}
     assert table.tasks.task_ids.tolist() == ["sums/one", "sums/two"]
     assert table.tasks.column("level").tolist() == ["easy", "hard"]
-    assert stream(table.lengths_R, table) == [10, 11, 12, 13, 14, 15] or sorted(stream(table.lengths_R, table)) == [10, 11, 12, 13, 14, 15]
+    assert stream(table.lengths_R, table) == [10, 11, 12, 13, 14, 15] or sorted(stream(table.lengths_R, table)) == [
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+    ]
 
 
 def test_inspect_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ from rollonce.readers import follow, read_rollouts
 finite = st.floats(allow_nan=False, allow_infinity=False)
 ids = st.one_of(st.text(max_size=8), st.integers(-(2**53), 2**53))
 rows = st.lists(
-    st.tuples(ids, st.text(max_size=40), st.one_of(finite, st.booleans(), st.integers(-(10**6), 10**6))), min_size=1, max_size=30
+    st.tuples(ids, st.text(max_size=40), st.one_of(finite, st.booleans(), st.integers(-(10**6), 10**6))),
+    min_size=1,
+    max_size=30,
 )
 
 

@@ -81,14 +81,18 @@ def test_usual_names_are_guessed_and_missing_ones_said(tmp_path: Path) -> None:
     assert read_rollouts(jsonl(tmp_path / "a.jsonl", [{"question": "x", "score": True}])).rewards_R.tolist() == [1]
     with pytest.raises(InputError, match=r"a.jsonl, line 1: no known format: it has wording, points\. .*--prompt-key"):
         read_rollouts(jsonl(tmp_path / "a.jsonl", [{"wording": "x", "points": 1}]))
-    with pytest.raises(InputError, match=r"no key for the reward: none of the usual names \(reward, .*it has wording, points"):
+    with pytest.raises(
+        InputError, match=r"no key for the reward: none of the usual names \(reward, .*it has wording, points"
+    ):
         read_rollouts(tmp_path / "a.jsonl", prompt_key="wording")
 
 
 def test_chat_prompts_agree_with_plain_ones(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "1+1=?"}]}]
     system = [{"role": "system", "content": "Be brief."}, *chat]
-    table = read_rollouts(jsonl(tmp_path / "a.jsonl", [{"prompt": p, "reward": i} for i, p in enumerate(["1+1=?", chat, system])]))
+    table = read_rollouts(
+        jsonl(tmp_path / "a.jsonl", [{"prompt": p, "reward": i} for i, p in enumerate(["1+1=?", chat, system])])
+    )
     assert table.tasks.prompts == ["1+1=?", "system: Be brief.\n\nuser: 1+1=?"]
     assert table.group_sizes_N.tolist() == [2, 1]
 
@@ -112,7 +116,9 @@ def test_white_space_in_a_prompt_does_not_make_another(tmp_path: Path) -> None:
 
 
 def test_columns(tmp_path: Path) -> None:
-    rows = [{"task_id": f"{f}/{i}", "prompt": f"{f} {i}", "reward": 0, "level": i} for f in ("add", "mul") for i in (1, 2)]
+    rows = [
+        {"task_id": f"{f}/{i}", "prompt": f"{f} {i}", "reward": 0, "level": i} for f in ("add", "mul") for i in (1, 2)
+    ]
     path = jsonl(tmp_path / "a.jsonl", rows)
     table = read_rollouts(path, columns=["level", "family=task_id:^([^/]+)/"])
     assert table.tasks.column("family").tolist() == ["add", "add", "mul", "mul"]
@@ -126,7 +132,9 @@ def test_columns(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a regular expression"):
         read_rollouts(path, columns=["family=task_id:("])
     rows[0] = {**rows[0], "task_id": "add/2", "prompt": "add 2"}
-    with pytest.raises(InputError, match=r"line 2: the column 'level' is 2 here and 1 in another rollout of task 'add/2'"):
+    with pytest.raises(
+        InputError, match=r"line 2: the column 'level' is 2 here and 1 in another rollout of task 'add/2'"
+    ):
         read_rollouts(jsonl(path, rows), columns=["level"])
 
 
@@ -167,7 +175,9 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert seen[-1][0] == seen[-1][1] > 0
     assert [d for d, _ in seen] == sorted(d for d, _ in seen)
     big = tmp_path / "big.jsonl.gz"
-    big.write_bytes(gzip.compress("".join(json.dumps({"prompt": f"{i} " * 40, "reward": 0}) + "\n" for i in range(5000)).encode()))
+    big.write_bytes(
+        gzip.compress("".join(json.dumps({"prompt": f"{i} " * 40, "reward": 0}) + "\n" for i in range(5000)).encode())
+    )
     seen.clear()
     read_rollouts(big, progress=lambda d, t: seen.append((d, t)))
     assert len(seen) > 3  # after each block, not only each file

@@ -18,7 +18,8 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=3000"
 )
-# Measured inside a frame of the asked width: a headless window is never as narrow as a phone. Sent to the outer page, whose DOM is dumped.
+# Measured inside a frame of the asked width: a headless window is never as narrow as a phone. Sent to the outer page,
+# whose DOM is dumped.
 PROBE = """<script>
 const seen = [];
 addEventListener('securitypolicyviolation', e => seen.push('blocked ' + e.blockedURI));
@@ -50,15 +51,20 @@ def chromium() -> str:
     for name in (os.environ.get("ROLLONCE_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"):
         if name and (found := shutil.which(name)):
             return found
-    pytest.fail("the report page is tested in a browser: apt-get install chromium, or set ROLLONCE_CHROMIUM to a Chromium or Chrome")
+    pytest.fail(
+        "the report page is tested in a browser: apt-get install chromium, or set ROLLONCE_CHROMIUM to a Chromium or "
+        "Chrome"
+    )
 
 
 def look(page: Path, width: int) -> dict[str, Any]:
     """Load a page at a width and say what was found; ``console`` holds what the browser complained of."""
     text = page.read_text(encoding="utf-8")
-    # Our probe is a script, which the page itself allows nobody: its policy is taken out, and a listener counts what it would have blocked.
+    # Our probe is a script, which the page itself allows nobody: its policy is taken out, and a listener counts what it
+    # would have blocked.
     probed = text.replace(
-        "default-src 'none'; style-src 'unsafe-inline'", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        "default-src 'none'; style-src 'unsafe-inline'",
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
     )
     assert probed != text
     copy = page.with_name(f"probed-{width}.html")
@@ -70,7 +76,14 @@ def look(page: Path, width: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as profile:
         ran = subprocess.run(
-            [chromium(), *FLAGS.split(), f"--user-data-dir={profile}", "--window-size=1400,1000", "--dump-dom", outer.as_uri()],
+            [
+                chromium(),
+                *FLAGS.split(),
+                f"--user-data-dir={profile}",
+                "--window-size=1400,1000",
+                "--dump-dom",
+                outer.as_uri(),
+            ],
             capture_output=True,
             text=True,
             timeout=60,

@@ -26,7 +26,9 @@ SEED = (-0.004, 0.0, 0.008, 0.002, -0.006)
 
 def level(end: float, twist: float = 1.0):
     """0.3 to ``end``; seeds differ by under a point, items by family."""
-    return lambda seed, step, item: 0.3 + 0.05 * (item % 2) + (end - 0.3 + twist * SEED[(seed * (1 if twist > 0 else 2)) % 5]) * step / 40
+    return lambda seed, step, item: (
+        0.3 + 0.05 * (item % 2) + (end - 0.3 + twist * SEED[(seed * (1 if twist > 0 else 2)) % 5]) * step / 40
+    )
 
 
 def arms() -> dict[str, Planted]:
@@ -58,12 +60,15 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     entry = {"learning_rate": 1e-3, "group_size": 1, "rollouts_per_step": 32}
     planted = {
         "a_name_" * 12 + "end": Planted(level(0.4), shadow={"loo": 0.25, EVIL: 0.2}),
-        **{f"hot@{r:g}": Planted(level(0.5 - r * 100, -1.0), entry=entry | {"arm": "hot", "learning_rate": r}, holdout=level(0.4))
+        **{f"hot@{r:g}": Planted(level(0.5 - r * 100, -1.0),
+                              entry=entry | {"arm": "hot", "learning_rate": r}, holdout=level(0.4))
            for r in (1e-4, 3e-4, 1e-3)},
     }  # fmt: skip
     items = [(f"{EVIL} family {k % 12} " + "long_" * 12, f"t{k}") for k in range(36)]
     root = write_runs(tmp_path_factory.mktemp("hostile") / "out", planted, seeds=range(3), items=items)
-    for folder in (root / "runs").iterdir():  # the first arm has no hold-out items: not an error, each split stands for itself
+    for folder in (
+        root / "runs"
+    ).iterdir():  # the first arm has no hold-out items: not an error, each split stands for itself
         (folder / "seed2" / "result.json").write_text(json.dumps({"status": "disk", "message": EVIL, "steps": 40}))
     return analyse(load_runs(root))
 
@@ -157,13 +162,22 @@ def test_saturated_arms_prove_nothing(tmp_path: Path) -> None:
     planted = {"flashreinforce": full, "full": full, "none": Planted(level(0.45))}
     found = analyse(load_runs(write_runs(tmp_path / "out", planted, seeds=range(5))))
     verdict = comparison_verdict(found)
-    assert verdict.headline.startswith("none (−52.5 points) ended below flashreinforce.")  # .45, and .05 for half of the items
+    assert verdict.headline.startswith(
+        "none (−52.5 points) ended below flashreinforce."
+    )  # .45, and .05 for half of the items
     text = " ".join(verdict.more)
-    assert "full 0.0 points: the same with every seed and item, so nothing is known of what others would have given" in text
+    assert (
+        "full 0.0 points: the same with every seed and item, so nothing is known of what others would have given"
+        in text
+    )
     assert "would most likely have shown" not in text
     cells = next(line for line in comparison_markdown(found, "x").splitlines() if line.startswith("| full | 0.0"))
     assert cells.split("|")[5:7] == [" - ", " - "]  # told apart at, seeds needed
-    apart = analyse(load_runs(write_runs(tmp_path / "apart", {"flashreinforce": full, "none": Planted(lambda *_: 0.0)}, seeds=[0, 1])))
+    apart = analyse(
+        load_runs(
+            write_runs(tmp_path / "apart", {"flashreinforce": full, "none": Planted(lambda *_: 0.0)}, seeds=[0, 1])
+        )
+    )
     assert comparison_verdict(apart).headline == "Nothing can be said of differences to flashreinforce."
 
 
@@ -202,7 +216,8 @@ def test_small_words() -> None:
     assert nice_marks(-3.2, 3.2, 4) == (-2, 0, 2)
 
 
-# The command ------------------------------------------------------------------------------------------------------------------
+# The command
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,13 +265,10 @@ def test_it_needs_no_torch(root: Path) -> None:
     import subprocess
 
     code = (
-        "import sys\n"
-        "class Blocker:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('torch', 'transformers', 'peft', 'reasoning_gym'):\n"
-        "            raise ImportError('blocked: ' + name)\n"
-        "sys.meta_path.insert(0, Blocker())\n"
-        f"from rollonce.cli import main\nsys.exit(main(['report', {str(root)!r}, '--json']))"
+        "import sys\nclass Blocker:\n    def find_spec(self, name, path=None, target=None):\n        if "
+        "name.split('.')[0] in ('torch', 'transformers', 'peft', 'reasoning_gym'):\n            raise "
+        "ImportError('blocked: ' + name)\nsys.meta_path.insert(0, Blocker())\nfrom rollonce.cli import "
+        f"main\nsys.exit(main(['report', {str(root)!r}, '--json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

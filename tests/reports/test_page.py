@@ -29,7 +29,8 @@ def board(name: str, group: int = 4) -> Board:
 
 @pytest.fixture(scope="module")
 def boards() -> list[Board]:
-    """Three sets: an ordinary one, one with a hostile name and hostile notes, one without repeats and with a very long name."""
+    """Three sets: an ordinary one, one with a hostile name and hostile notes, one without repeats and with a very long
+    name."""
     first, second, third = board("plain"), board(EVIL), board("a_name_" * 20 + "x" * 120, 1)
     second.notes.append(EVIL)
     second.source = EVIL

@@ -19,7 +19,11 @@ from rollonce.scoring import Board, Estimate, Score, score_rollouts
 def board() -> Board:
     rewards = [[float((t + g) % 3 > 0) for g in range(3)] for t in range(12)]
     return score_rollouts(
-        Rollouts.from_groups(rewards, [f"task {t}" for t in range(12)]), baselines=[], batch_size=4, n_batches=10, resamples=0
+        Rollouts.from_groups(rewards, [f"task {t}" for t in range(12)]),
+        baselines=[],
+        batch_size=4,
+        n_batches=10,
+        resamples=0,
     )
 
 

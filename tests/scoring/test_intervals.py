@@ -32,9 +32,9 @@ def truth_loo() -> float:
 
 @pytest.mark.slow
 def test_coverage_of_level_and_ratio():
-    """95% intervals over 200 simulated tables. Families are drawn anew in each, so tasks are exchangeable but not independent:
-    the level's interval, which treats tasks as independent, is judged on a design with a family per task; the ratio on this one's
-    own population value over the same families."""
+    """95% intervals over 200 simulated tables. Families are drawn anew in each, so tasks are exchangeable but not
+    independent: the level's interval, which treats tasks as independent, is judged on a design with a family per task;
+    the ratio on this one's own population value over the same families."""
     level_hits = ratio_hits = runs = 0
     for seed in range(200):
         rng = np.random.default_rng(10_000 + seed)
@@ -56,9 +56,13 @@ def _ratio_covers(seed: int) -> bool:
     family = rng.integers(FAMILIES, size=N)
     p = np.clip(family_mean[family] + rng.normal(0, 0.08, size=N), 0, 1)
     table = Rollouts.from_groups(
-        (rng.random((N, G)) < p[:, None]).astype(float), [f"t{i}" for i in range(N)], columns={"family": [str(f) for f in family]}
+        (rng.random((N, G)) < p[:, None]).astype(float),
+        [f"t{i}" for i in range(N)],
+        columns={"family": [str(f) for f in family]},
     )
-    score = Scorer(table, B, n_batches=600, resamples=60, batches_per_resample=60, seed=seed).score(KernelBaseline(Same()))
+    score = Scorer(table, B, n_batches=600, resamples=60, batches_per_resample=60, seed=seed).score(
+        KernelBaseline(Same())
+    )
     return bool(score.ratio.low <= _true_family_ratio() <= score.ratio.high)
 
 
@@ -91,7 +95,8 @@ def _true_family_ratio() -> float:
 
 
 def test_copies_in_a_resample_do_not_meet_themselves():
-    """A kernel that finds only exact copies must look no better inside resamples than it is: its resampled levels centre on LOO's."""
+    """A kernel that finds only exact copies must look no better inside resamples than it is: its resampled levels
+    centre on LOO's."""
     table = simulate(1)
     distinct = Rollouts.from_groups([table.group(n) for n in range(N)], [f"word{i}" for i in range(N)])
     kernel = KernelBaseline(published_tfidf().kernel).fit(distinct.tasks)
@@ -120,7 +125,9 @@ def test_moments_intervals_cover_the_truth():
         rng = np.random.default_rng(seed)
         p = rng.beta(1.2, 1.2, N) * 0.8 + 0.1
         m = moments(
-            Rollouts.from_groups((rng.random((N, G)) < p[:, None]).astype(float), [f"t{i}" for i in range(N)]), resamples=200, seed=seed
+            Rollouts.from_groups((rng.random((N, G)) < p[:, None]).astype(float), [f"t{i}" for i in range(N)]),
+            resamples=200,
+            seed=seed,
         )
         for k, (e, t) in enumerate(((m.s2, s2), (m.tau2, tau2), (m.snr, tau2 / s2))):
             hits[k] += e.low <= t <= e.high

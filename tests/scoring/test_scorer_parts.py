@@ -19,7 +19,9 @@ from rollonce.scoring.recipe import recipe_errors
 def table(n: int, g: int = 3, seed: int = 0) -> Rollouts:
     rng = np.random.default_rng(seed)
     p = rng.random(n)
-    return Rollouts.from_groups((rng.random((n, g)) < p[:, None]).astype(float), [f"task number{i} of{i % 7}" for i in range(n)])
+    return Rollouts.from_groups(
+        (rng.random((n, g)) < p[:, None]).astype(float), [f"task number{i} of{i % 7}" for i in range(n)]
+    )
 
 
 def test_ages_count_steps_back_and_the_newest_rows_come_last():
@@ -30,7 +32,10 @@ def test_ages_count_steps_back_and_the_newest_rows_come_last():
 def test_only_targets_count():
     t = table(12)
     chosen = [1, 4, 7]
-    all_of_them, some = Scorer(t, 4, n_batches=300, resamples=0), Scorer(t, 4, n_batches=300, resamples=0, targets=chosen)
+    all_of_them, some = (
+        Scorer(t, 4, n_batches=300, resamples=0),
+        Scorer(t, 4, n_batches=300, resamples=0, targets=chosen),
+    )
     columns = all_of_them.columns(0)
     errors = all_of_them.errors(LeaveOneOut(), columns, 0)
     expected = errors[np.isin(columns[:, :4], chosen)].mean()
@@ -58,7 +63,8 @@ def test_an_interval_rests_on_no_more_than_its_resamples_or_tasks(resamples, df)
 
 
 def test_the_noise_of_few_batches_in_a_resample_is_taken_out():
-    """30 or 400 batches a resample: the interval is that of the tasks either way (uncorrected it is 1.4 times as wide)."""
+    """30 or 400 batches a resample: the interval is that of the tasks either way (uncorrected it is 1.4 times as
+    wide)."""
     t = datasets.load("game24_gpt4_cot")
 
     def width(per: int) -> float:
@@ -98,7 +104,9 @@ def test_the_recipe_leaves_a_second_copy_out_of_the_batch():
 def test_ridge_with_only_copies_in_its_window_falls_back_to_the_batch():
     t = Rollouts.from_groups([[1, 1], [0, 1], [1, 0]], ["aa bb", "cc dd", "ee ff"])
     ridge = Ridge(window=2).fit(t.tasks)
-    e = smoother_errors(ridge, t.tasks, np.array([[0, 1, 0, 0]]), 2, np.array([0, 0, 1, 1]), t.means_N, t.biased_variances_N)
+    e = smoother_errors(
+        ridge, t.tasks, np.array([[0, 1, 0, 0]]), 2, np.array([0, 0, 1, 1]), t.means_N, t.biased_variances_N
+    )
     # Task 0 (mean 1) is left with task 1: mean 0.5 and variance 0.25. With no weights at all the error would be 1.
     assert e[0, 0] == pytest.approx(0.25 + 0.25)
 

@@ -63,18 +63,23 @@ def test_reproduces_the_table_of_an_independent_check(real):
 
 
 def test_three_estimators_agree_on_every_set(real):
-    """Closed form, the sampled recipe through predict(), and reference.py, within 4 Monte-Carlo standard errors of each other."""
+    """Closed form, the sampled recipe through predict(), and reference.py, within 4 Monte-Carlo standard errors of each
+    other."""
     baseline = published_tfidf().fit(real.tasks)
     columns = draw_columns(real.n_tasks, 32, 1500, np.random.default_rng(5))
     ages = np.zeros(32, np.int64)
     noise = real.variances_N / real.group_sizes_N
-    closed = smoother_errors(baseline, real.tasks, columns, 32, ages, real.means_N, real.biased_variances_N) - noise[columns]
+    closed = (
+        smoother_errors(baseline, real.tasks, columns, 32, ages, real.means_N, real.biased_variances_N) - noise[columns]
+    )
     sampled = recipe_errors(baseline, real, columns, 32, ages, np.random.default_rng(6), held_out_target=True)
     held = sampled - (real.variances_N / (real.group_sizes_N - 1))[columns]
     per_batch = closed.mean(axis=1) - held.mean(axis=1)
     assert abs(per_batch.mean()) < 4 * per_batch.std() / np.sqrt(len(per_batch))
     groups = [real.group(n) for n in range(real.n_tasks)]
-    third = reference.simulate_beff(groups, reference.gs1_on(reference.tfidf_similarity(real.tasks.prompts), 0.1), batches=1500, seed=7)
+    third = reference.simulate_beff(
+        groups, reference.gs1_on(reference.tfidf_similarity(real.tasks.prompts), 0.1), batches=1500, seed=7
+    )
     se = np.hypot(third.mse_se, closed.mean(axis=1).std() / np.sqrt(1500))
     assert third.s2 == pytest.approx(float(real.variances_N.mean()), rel=1e-12)
     assert third.mse == pytest.approx(float(closed.mean()), abs=4 * se)
@@ -93,7 +98,9 @@ def test_loo_scored_over_all_batches_equals_its_closed_form_exactly():
     from itertools import combinations
 
     columns = np.array(list(combinations(range(6), 3)))
-    e = smoother_errors(LeaveOneOut(), table.tasks, columns, 3, np.zeros(3, np.int64), table.means_N, table.biased_variances_N)
+    e = smoother_errors(
+        LeaveOneOut(), table.tasks, columns, 3, np.zeros(3, np.int64), table.means_N, table.biased_variances_N
+    )
     mse = (e - (table.variances_N / 4)[columns]).mean()
     m = moments(table, resamples=20)
     assert mse == pytest.approx(m.tau2.value * 3 / 2 + m.s2.value / 2, rel=1e-12)
@@ -103,8 +110,17 @@ def test_loo_scored_over_all_batches_equals_its_closed_form_exactly():
 def test_closed_form_integrates_the_draw_of_rollouts_out():
     """Two tasks, two rollouts each: the four draws enumerated by hand."""
     table = Rollouts.from_groups([[0, 1], [1, 3]], ["a", "b"])
-    e = smoother_errors(LeaveOneOut(), table.tasks, np.array([[0, 1]]), 2, np.zeros(2, np.int64), table.means_N, table.biased_variances_N)
-    # Task 0 is judged by a rollout of task 1 (1 or 3) against its mean 0.5: (0.25 + 6.25) / 2. Task 1 by 0 or 1 against 2: (4 + 1) / 2.
+    e = smoother_errors(
+        LeaveOneOut(),
+        table.tasks,
+        np.array([[0, 1]]),
+        2,
+        np.zeros(2, np.int64),
+        table.means_N,
+        table.biased_variances_N,
+    )
+    # Task 0 is judged by a rollout of task 1 (1 or 3) against its mean 0.5: (0.25 + 6.25) / 2. Task 1 by 0 or 1 against
+    # 2: (4 + 1) / 2.
     np.testing.assert_allclose(e, [[3.25, 2.5]])
 
 
@@ -114,11 +130,18 @@ def test_fast_table_and_general_path_agree():
     columns = draw_columns(table.n_tasks, 50, 40, rng)
     columns[3, 5] = columns[3, 0]  # a copy, as in a bootstrap resample
     ages = np.concatenate([np.zeros(32, np.int64), 1 + np.arange(18) // 6])
-    for b in (published_tfidf(), KernelBaseline(Rbf(), shrinkage=0.3, decay=0.8), KernelBaseline(Same()), LeaveOneOut(decay=0.7)):
+    for b in (
+        published_tfidf(),
+        KernelBaseline(Rbf(), shrinkage=0.3, decay=0.8),
+        KernelBaseline(Same()),
+        LeaveOneOut(decay=0.7),
+    ):
         b.window = 18
         b.fit(table.tasks)
         fast = smoother_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N)
-        general = smoother_errors(Shrunk(b, 0.0), table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N)
+        general = smoother_errors(
+            Shrunk(b, 0.0), table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N
+        )
         np.testing.assert_allclose(fast, general, rtol=1e-9, atol=1e-12)
 
 
@@ -126,9 +149,25 @@ def test_windows_hide_the_own_prompt_and_batches_the_own_task():
     """Two ids share a prompt: in a window the twin is hidden (it would leak), so b is the mean of the rest."""
     table = Rollouts.from_groups([[1, 1], [0, 0], [0, 0], [1, 1]], ["same", "other", "third", "SAME "])
     kernel = KernelBaseline(Softmax(Tfidf(), temperature=0.01), window=2).fit(table.tasks)
-    e = smoother_errors(kernel, table.tasks, np.array([[0, 1, 2, 3]]), 2, np.array([0, 0, 1, 1]), table.means_N, table.biased_variances_N)
+    e = smoother_errors(
+        kernel,
+        table.tasks,
+        np.array([[0, 1, 2, 3]]),
+        2,
+        np.array([0, 0, 1, 1]),
+        table.means_N,
+        table.biased_variances_N,
+    )
     assert e[0, 0] == pytest.approx(1.0)  # task 0 sees 1 and 2 alone, both 0: error (0 - 1)^2
-    e = smoother_errors(kernel, table.tasks, np.array([[0, 3, 1, 2]]), 2, np.array([0, 0, 1, 1]), table.means_N, table.biased_variances_N)
+    e = smoother_errors(
+        kernel,
+        table.tasks,
+        np.array([[0, 3, 1, 2]]),
+        2,
+        np.array([0, 0, 1, 1]),
+        table.means_N,
+        table.biased_variances_N,
+    )
     assert e[0, 0] == pytest.approx(0.0)  # in one batch the twin is an honest other rollout
 
 
@@ -183,7 +222,10 @@ def test_groups_stand_apart_and_dead_groups_are_counted():
     # At the crossing rho both predicted variances are equal: rho + B / B_eff = rho G + G / (G - 1).
     assert g4.crossing + 32 / 16 == pytest.approx(g4.crossing * 4 + 4 / 3)
     board = score_rollouts(
-        datasets.load("gsm8k_qwen25coder_1.5b"), baselines=[LeaveOneOut(), Tracker(), Oracle()], n_batches=50, resamples=0
+        datasets.load("gsm8k_qwen25coder_1.5b"),
+        baselines=[LeaveOneOut(), Tracker(), Oracle()],
+        n_batches=50,
+        resamples=0,
     )
     assert [s.label for s in board.scores] == ["LOO mean"]
     assert {s.needs for s in board.apart} == {"repeats", "extra rollouts"}
@@ -196,9 +238,16 @@ def test_ridge_and_kriging_in_a_window_agree_with_the_recipe():
     keys = table.tasks.prompt_keys
     fresh = np.array([len(set(keys[c])) == 52 for c in columns])  # the recipe drops a shared prompt for the whole batch
     columns = columns[fresh]
-    for b in (Ridge(window=20), Kriging(window=20), KernelBaseline(Nearest(k=5), window=20), KernelBaseline(Buckets(), window=20)):
+    for b in (
+        Ridge(window=20),
+        Kriging(window=20),
+        KernelBaseline(Nearest(k=5), window=20),
+        KernelBaseline(Buckets(), window=20),
+    ):
         b.fit(table.tasks)
-        closed = smoother_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N).mean(axis=1)
+        closed = smoother_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N).mean(
+            axis=1
+        )
         sampled = recipe_errors(b, table, columns, 32, ages, np.random.default_rng(4)).mean(axis=1)
         difference = closed - sampled
         assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(len(difference)) + 1e-9, b.label
@@ -222,7 +271,9 @@ def test_equal_rewards_give_no_division():
         board = score_rollouts(table, batch_size=4, n_batches=50, resamples=10)
     assert board.moments.s2.value == 0
     assert any("s2 = 0" in n for n in board.notes)
-    varied = Rollouts.from_groups(np.repeat(np.arange(10.0)[:, None], 3, axis=1), [f"task {i} words" for i in range(10)])
+    varied = Rollouts.from_groups(
+        np.repeat(np.arange(10.0)[:, None], 3, axis=1), [f"task {i} words" for i in range(10)]
+    )
     board = score_rollouts(varied, batch_size=4, n_batches=50, resamples=10)
     assert all(s.b_eff.value == 0 or np.isnan(s.b_eff.value) for s in board.scores)
 

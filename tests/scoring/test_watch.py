@@ -55,7 +55,11 @@ def test_finds_the_family_kernel_and_its_interval():
     for step in range(60):
         family = rng.integers(4, size=32)
         p = np.array([0.05, 0.35, 0.65, 0.95])[family]
-        w.step(batch((rng.random(32) < p).astype(float), [f"{step}-{i}" for i in range(32)], family=[str(f) for f in family]))
+        w.step(
+            batch(
+                (rng.random(32) < p).astype(float), [f"{step}-{i}" for i in range(32)], family=[str(f) for f in family]
+            )
+        )
         true_ratios.append(1)
     best = w.scores()[0]
     assert best.label.startswith("same")
@@ -93,7 +97,13 @@ def test_steps_follow_the_log():
     steps = list(steps_of(table, batch_size=2))
     assert [len(s) for s in steps] == [2, 2, 2]
     ordered = Rollouts(
-        "log", table.tasks, table.offsets_N1, table.rewards_R, None, np.array([0, 1, 0, 1, 0, 1]), np.array([0, 3, 1, 4, 2, 5])
+        "log",
+        table.tasks,
+        table.offsets_N1,
+        table.rewards_R,
+        None,
+        np.array([0, 1, 0, 1, 0, 1]),
+        np.array([0, 3, 1, 4, 2, 5]),
     )
     first, second = steps_of(ordered)
     assert first.tasks.prompts == ["a", "b", "c"]

@@ -44,7 +44,9 @@ def _write(path, records):
 def test_importing_tasks_loads_nothing_heavy():
     heavy = ("torch", "transformers", "reasoning_gym", "sympy", "math_verify")
     code = f"import rollonce.tasks, sys; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_split_of_is_by_content_and_in_proportion():
@@ -59,8 +61,8 @@ def test_counts_add_up_and_never_fall():
     assert _counts([1, 1, 1], 10) == [4, 3, 3]
     assert _counts([3, 1], 10) == [8, 2]  # 3 / 15 and 1 / 5 are alike: the tie goes to the first
     assert _counts([2, 1, 1], 0) == [0, 0, 0]
-    # Largest remainders gave 4, 4, 2 and then 5, 5, 1. Webster: 3, 3, 1, 1, 1, .6, .6, .43, .43 make nine, and the next three are 1/3 each,
-    # in the order of the components.
+    # Largest remainders gave 4, 4, 2 and then 5, 5, 1. Webster: 3, 3, 1, 1, 1, .6, .6, .43, .43 make nine, and the next
+    # three are 1/3 each, in the order of the components.
     assert _counts([3, 3, 1], 10) == [5, 4, 1]
     assert _counts([3, 3, 1], 11) == [5, 5, 1]
     assert _counts([3, 3, 1], 12) == [5, 5, 2]
@@ -107,7 +109,9 @@ def test_ids_must_be_unique():
 
 
 def test_check_disjoint_sees_through_white_space():
-    splits = TaskSplits(TaskSet([Task("a", "One  two", "", exact)]), TaskSet([]), TaskSet([Task("b", "one two", "", exact)]))
+    splits = TaskSplits(
+        TaskSet([Task("a", "One  two", "", exact)]), TaskSet([]), TaskSet([Task("b", "one two", "", exact)])
+    )
     with pytest.raises(InputError, match="both train and test"):
         check_disjoint(splits)
 
@@ -163,8 +167,12 @@ class TestReasoningGym:
         n = len(EMBEDDED_SOURCES)
         assert n >= 12
         tasks = load_tasks("embedded", train=0, calibration=0, test=2 * n).test
-        assert {(t.columns["family"], t.columns["level"]) for t in tasks} == {(s.family, s.level) for s in EMBEDDED_SOURCES}
-        assert grade(list(tasks), [f"Some steps. So the answer is {t.reference}" for t in tasks]).rewards == [1.0] * (2 * n)
+        assert {(t.columns["family"], t.columns["level"]) for t in tasks} == {
+            (s.family, s.level) for s in EMBEDDED_SOURCES
+        }
+        assert grade(list(tasks), [f"Some steps. So the answer is {t.reference}" for t in tasks]).rewards == [1.0] * (
+            2 * n
+        )
         assert sum(grade(list(tasks), ["So the answer is 987654321"] * (2 * n)).rewards) == 0
 
     def test_tasks_can_be_sent_to_other_processes(self):
@@ -186,9 +194,22 @@ class TestReasoningGym:
 
 def test_parse_mixture():
     sources = parse_mixture("chain_sum(max_terms=3, digits=(1, 2))*0.5 + gcd + chain_sum")
-    assert [(s.dataset, s.weight, s.level) for s in sources] == [("chain_sum", 0.5, "1"), ("gcd", 1.0, ""), ("chain_sum", 1.0, "2")]
+    assert [(s.dataset, s.weight, s.level) for s in sources] == [
+        ("chain_sum", 0.5, "1"),
+        ("gcd", 1.0, ""),
+        ("chain_sum", 1.0, "2"),
+    ]
     assert sources[0].config == {"max_terms": 3, "digits": (1, 2)}
-    for bad in ("", "chain_sum(", "chain_sum(3)", "chain_sum - gcd", "chain_sum(a=open('x'))", "3", "2*chain_sum", "chain_sum(**{})"):
+    for bad in (
+        "",
+        "chain_sum(",
+        "chain_sum(3)",
+        "chain_sum - gcd",
+        "chain_sum(a=open('x'))",
+        "3",
+        "2*chain_sum",
+        "chain_sum(**{})",
+    ):
         with pytest.raises(InputError, match="no mixture"):
             parse_mixture(bad)
 
@@ -196,7 +217,12 @@ def test_parse_mixture():
 class TestGsm8k:
     @pytest.fixture
     def directory(self, tmp_path):
-        record = lambda i: {"question": f"What is {i} plus {i}?", "answer": f"{i} + {i} = <<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i:,}"}  # noqa: E731
+        def record(i):
+            return {
+                "question": f"What is {i} plus {i}?",
+                "answer": f"{i} + {i} = <<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i:,}",
+            }
+
         _write(tmp_path / "train.jsonl.gz", [record(i) for i in range(100, 160)] + [record(7)])
         _write(tmp_path / "test.jsonl", [record(i) for i in (5, 6, 7, 1000)])
         return tmp_path
@@ -271,7 +297,10 @@ class TestJsonl:
             ('{"prompt": "a"}\n', "line 1: no reference"),
             ('{"prompt": "  ", "answer": "1"}\n', "line 1: the prompt is no text, or empty"),
             ('{"prompt": "a", "answer": null}\n', "line 1: the reference must be"),
-            ('{"prompt": "a b", "answer": "1"}\n\n{"prompt": "A  B", "answer": "1"}\n', "line 3: the same prompt as line 1"),
+            (
+                '{"prompt": "a b", "answer": "1"}\n\n{"prompt": "A  B", "answer": "1"}\n',
+                "line 3: the same prompt as line 1",
+            ),
             ('{"prompt": "a", "answer": "1", "grader": "fuzzy"}\n', "line 1: there is no grader 'fuzzy'"),
             ('{"prompt": "a", "answer": "1", "id": "x"}\n{"prompt": "b", "answer": "1", "id": "x"}\n', "two tasks"),
             ("", "holds no tasks"),

@@ -1,4 +1,5 @@
-"""One server for all tests of this directory (one a worker). They run by ``tests/tinker/ci.sh`` alone: see there what they need."""
+"""One server for all tests of this directory (one a worker). They run by ``tests/tinker/ci.sh`` alone: see there what
+they need."""
 
 from __future__ import annotations
 
@@ -25,8 +26,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
     """The server; every test leaves it running (`test_zz_restart` starts it anew)."""
     base = tmp_path_factory.getbasetemp()
-    # What one worker's server has compiled the other's need not. (The variable: to compile once when running parts of this by hand.)
-    shared = os.environ.get("ROLLONCE_TEST_JAX_CACHE") or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "jax_cache"
+    # What one worker's server has compiled the other's need not. (The variable: to compile once when running parts of
+    # this by hand.)
+    shared = (
+        os.environ.get("ROLLONCE_TEST_JAX_CACHE")
+        or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "jax_cache"
+    )
     with TinkerServer(tmp_path_factory.mktemp("server"), model, cache=Path(shared)) as running:
         yield running
 
@@ -46,7 +51,9 @@ class Recipe:
     def __init__(self, server: TinkerServer, model: Path) -> None:
         self.server, self.model = server, model
 
-    def command(self, module: str, log: Path, *settings: str, baseline: Path | None = None, options: tuple[str, ...] = ()) -> list[str]:
+    def command(
+        self, module: str, log: Path, *settings: str, baseline: Path | None = None, options: tuple[str, ...] = ()
+    ) -> list[str]:
         """The command line: ``module`` is a module of the cookbook or of this directory."""
         common = {
             "model_name": self.model,
@@ -65,13 +72,23 @@ class Recipe:
         arguments = [module, *(f"{k}={v}" for k, v in common.items())]
         if baseline is None:
             return [sys.executable, "-m", *arguments]
-        return [sys.executable, "-m", "rollonce.integrations.tinker_cookbook", str(baseline), *options, "--", *arguments]
+        return [
+            sys.executable,
+            "-m",
+            "rollonce.integrations.tinker_cookbook",
+            str(baseline),
+            *options,
+            "--",
+            *arguments,
+        ]
 
     def start(self, command: list[str], version: str = "0.6.1") -> subprocess.Popen[str]:
         """Start it; output is one stream of text."""
         paths = [str(HERE)] + ([os.environ["COOKBOOK_058"]] if version == "0.5.8" else [])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
 
     def run(self, command: list[str], version: str = "0.6.1") -> tuple[int, str]:
         """Exit code and output."""

@@ -1,4 +1,5 @@
-"""tinker-cookbook's math_rl recipe with a reward that a model which knows nothing earns in parts: the share of printable ASCII characters.
+"""tinker-cookbook's math_rl recipe with a reward that a model which knows nothing earns in parts: the share of
+printable ASCII characters.
 
 ``python dense_math_rl.py key=value ...`` takes the recipe's own arguments. Everything but the grade is the recipe's.
 """

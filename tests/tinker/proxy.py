@@ -52,7 +52,9 @@ class FaultyProxy:
                 answer = upstream.getresponse()
                 data = answer.read()
                 upstream.close()
-                return self._reply(answer.status, [(k, v) for k, v in answer.getheaders() if k.lower() not in _HOP], data)
+                return self._reply(
+                    answer.status, [(k, v) for k, v in answer.getheaders() if k.lower() not in _HOP], data
+                )
 
             def _reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
                 self.send_response(status)
@@ -70,7 +72,8 @@ class FaultyProxy:
         self._thread.start()
 
     def fail(self, path: str, status: int, times: int | None = None, after: int = 0) -> None:
-        """Answer requests whose path holds ``path`` with ``status``, the next ``times`` (None: all), letting ``after`` of them through."""
+        """Answer requests whose path holds ``path`` with ``status``, the next ``times`` (None: all), letting ``after``
+        of them through."""
         with self._lock:
             self._plans.append([path, status, times, after])
 

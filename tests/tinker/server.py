@@ -1,14 +1,16 @@
-"""SkyRL's Tinker API server on this machine's loopback address, for tests: JAX on the CPU, a free port, everything in one directory.
+"""SkyRL's Tinker API server on this machine's loopback address, for tests: JAX on the CPU, a free port, everything in
+one directory.
 
-As a module: ``with TinkerServer(directory, model) as server: server.url``. By hand: ``python tests/tinker/server.py DIR`` makes a tiny
-model there, prints the address and serves until interrupted.
+As a module: ``with TinkerServer(directory, model) as server: server.url``. By hand: ``python tests/tinker/server.py
+DIR`` makes a tiny model there, prints the address and serves until interrupted.
 
-What SkyRL 0.4.0 needs besides its installation to answer a tinker 0.38 client on Python 3.11, all of it here (`_serve`):
+What SkyRL 0.4.0 needs besides its installation to answer a tinker 0.38 client on Python 3.11, all of it here
+(`_serve`):
 
 * ``typing.TypedDict`` replaced by typing_extensions' (pydantic refuses the former before Python 3.12);
 * its engine started with this interpreter rather than through ``uv run``;
-* ``sample_sequence_ids`` in the replies to ``/asample``, ``POST /sessions/{id}/finish``, and a ``/load_weights`` that makes the model it
-  loads into: what the client has since come to expect;
+* ``sample_sequence_ids`` in the replies to ``/asample``, ``POST /sessions/{id}/finish``, and a ``/load_weights`` that
+  makes the model it loads into: what the client has since come to expect;
 * adapters of finished sessions leave, the oldest first, when their slots are wanted.
 """
 
@@ -28,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 SLOTS = 14
-"""Adapters at once. On a CPU every forward pass costs in proportion to the slots, used or not: at 96 a batch took 40 s, at 24 two."""
+"""Adapters at once. On a CPU every forward pass costs in proportion to the slots, used or not: at 96 a batch took 40 s,
+at 24 two."""
 
 KEY = "tml-dummy"
 """A key of the shape that the client insists on; the server takes any."""
@@ -83,20 +86,30 @@ class TinkerServer:
             "backend_config": {"max_lora_adapters": SLOTS, "max_lora_rank": 8, "sample_max_num_sequences": 32},
             "checkpoints_base": str(self.directory / "checkpoints"),
             "database_url": f"sqlite:///{self.directory / 'tinker.db'}",
-            # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, and a recipe's session is over by
-            # the time its final weights are evaluated: so none is unloaded by the clock, see `_serve`.
+            # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, and a recipe's
+            # session is over by the time its final weights are evaluated: so none is unloaded by the clock, see
+            # `_serve`.
             "session_timeout_sec": -1,
         }
         command = [sys.executable, __file__, "--serve", str(self.port), json.dumps(settings)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=environment, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 break
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=2) as answer:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=2) as answer,
+            ):
                 if answer.status == 200:
                     return self
             time.sleep(0.2)
@@ -176,11 +189,18 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
             path = types.TinkerPath.parse(body["path"])
             source = await api.get_model(session, path.primary_id if path else "")
             await make_room(session)
-            body["model_id"] = f"{body['session_id']}:train:{body['model_seq_id']}"  # the client makes the same name up on its side
+            body["model_id"] = (
+                f"{body['session_id']}:train:{body['model_seq_id']}"  # the client makes the same name up on its side
+            )
             created = types.CreateModelInput(lora_config=types.LoraConfig.model_validate(source.lora_config))
             made = {"request_type": types.RequestType.CREATE_MODEL, "model_id": body["model_id"]}
             request_id = await api.create_future(session=session, request_data=created, **made)
-            row = {"base_model": source.base_model, "lora_config": source.lora_config, "status": "created", "request_id": request_id}
+            row = {
+                "base_model": source.base_model,
+                "lora_config": source.lora_config,
+                "status": "created",
+                "request_id": request_id,
+            }
             session.add(api.ModelDB(model_id=body["model_id"], session_id=body["session_id"], **row))
             await session.commit()
             loaded.append((body["model_id"], body["session_id"]))
@@ -191,7 +211,12 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
         return {"session_id": session_id, "status": "finished"}
 
     # FastAPI's annotations are strings here, and the names of this function are not among its globals.
-    asample.__annotations__ = {"request": api.SampleRequest, "req": HttpRequest, "session": Any, "return": dict[str, Any]}
+    asample.__annotations__ = {
+        "request": api.SampleRequest,
+        "req": HttpRequest,
+        "session": Any,
+        "return": dict[str, Any],
+    }
     create_model.__annotations__ = {"request": api.CreateModelRequest, "session": Any, "return": Any}
     load_weights.__annotations__ = {"body": dict[str, Any], "req": HttpRequest, "session": Any, "return": Any}
     replaced = ("/api/v1/asample", "/api/v1/load_weights", "/api/v1/create_model")

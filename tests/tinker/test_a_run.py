@@ -1,4 +1,5 @@
-"""``rollonce run`` on a real server: a dense-reward specification through every stage, and the request's own file, whose gate refuses.
+"""``rollonce run`` on a real server: a dense-reward specification through every stage, and the request's own file,
+whose gate refuses.
 
 The longest file, so its name makes it the first that a worker takes.
 """
@@ -29,7 +30,12 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 a, b, thing = i, 3 * i % 17 + 2, things[i % len(things)]
                 extra = f" Her brother keeps {i % 5} {things[(i + 1) % len(things)]} for himself." * (i % 4)
                 question = f"Ann has {a} {thing} and buys {b} more.{extra} How many {thing} has she?"
-                f.write(json.dumps({"question": question, "answer": f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b}\n#### {a + b}"}) + "\n")
+                f.write(
+                    json.dumps(
+                        {"question": question, "answer": f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b}\n#### {a + b}"}
+                    )
+                    + "\n"
+                )
     return folder
 
 
@@ -46,7 +52,8 @@ def rollonce(*arguments: str) -> tuple[int, str]:
 
 
 def small(model: Path, directory: Path) -> Path:
-    """The request's file with a model that fits here, two steps, and a reward that a model which knows nothing earns."""
+    """The request's file with a model that fits here, two steps, and a reward that a model which knows nothing
+    earns."""
     spec: dict[str, Any] = json.loads(SPEC.read_text())
     spec |= {"base_model": str(model), "lora_rank": 8, "steps": 2}
     for arm in spec["arms"]:
@@ -75,24 +82,35 @@ def small(model: Path, directory: Path) -> Path:
     return path
 
 
-def test_a_dense_specification_walks_every_stage_to_a_verdict(server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path) -> None:
+def test_a_dense_specification_walks_every_stage_to_a_verdict(
+    server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    code, said = rollonce(str(small(model, tmp_path)), "--gsm8k", str(gsm8k), "--base-url", server.url, "--out", str(out))
+    code, said = rollonce(
+        str(small(model, tmp_path)), "--gsm8k", str(gsm8k), "--base-url", server.url, "--out", str(out)
+    )
     assert code == 0, said[-4000:]
     text = said + "".join(
-        p.read_text(errors="replace") for p in out.rglob("*") if p.is_file() and p.suffix in (".json", ".jsonl", ".log", ".md", ".html")
+        p.read_text(errors="replace")
+        for p in out.rglob("*")
+        if p.is_file() and p.suffix in (".json", ".jsonl", ".log", ".md", ".html")
     )
     assert "tml-dummy" not in text
     logs = [json.loads(line) for p in out.rglob("rollonce/advantages.jsonl") for line in p.read_text().splitlines()]
     assert logs
     assert all(r["rollouts"] == 32 and r["group_size"] == 1 and r["self_weight_max"] == 0.0 for r in logs)
     # The same command again finds everything done and says the same.
-    again, repeated = rollonce(str(tmp_path / "small.spec.json"), "--gsm8k", str(gsm8k), "--base-url", server.url, "--out", str(out))
+    again, repeated = rollonce(
+        str(tmp_path / "small.spec.json"), "--gsm8k", str(gsm8k), "--base-url", server.url, "--out", str(out)
+    )
     assert again == 0, repeated[-4000:]
 
 
-def test_the_requests_own_file_is_stopped_by_its_gate(server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path) -> None:
-    """A model that knows nothing earns the same everywhere: there is no effective batch size to compare, and nothing is trained."""
+def test_the_requests_own_file_is_stopped_by_its_gate(
+    server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path
+) -> None:
+    """A model that knows nothing earns the same everywhere: there is no effective batch size to compare, and nothing is
+    trained."""
     spec: dict[str, Any] = json.loads(SPEC.read_text())
     spec["base_model"], spec["lora_rank"] = str(model), 8
     for group in spec["restoration_preflight"]["groups"]:
@@ -112,7 +130,8 @@ def test_the_requests_own_file_is_stopped_by_its_gate(server: TinkerServer, mode
 
 @pytest.mark.slow
 def test_our_own_loop_walks_every_stage_too(server: TinkerServer, model: Path, gsm8k: Path, tmp_path: Path) -> None:
-    """``engine: tinker``: the loop of `rollonce train` on the service instead of tinker-cookbook's recipe, from preflight to verdict."""
+    """``engine: tinker``: the loop of `rollonce train` on the service instead of tinker-cookbook's recipe, from
+    preflight to verdict."""
     path = small(model, tmp_path)
     spec: dict[str, Any] = json.loads(path.read_text())
     spec["rollonce"]["engine"] = "tinker"

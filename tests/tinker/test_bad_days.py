@@ -1,4 +1,5 @@
-"""Bad days on a real server behind a proxy that misbehaves, and without a server at all: sentences in bounded time, never a traceback."""
+"""Bad days on a real server behind a proxy that misbehaves, and without a server at all: sentences in bounded time,
+never a traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ PROMPTS = [f"What is {i}?" for i in range(32)]
 
 
 def connect(url: str, model: Path, **options: Any) -> TinkerPolicy:
-    settings = {"renderer": "chat", "loss": "importance_sampling", "base_url": url, "lora_rank": 8, "patience_s": 6.0, **options}
+    settings = {
+        "renderer": "chat",
+        "loss": "importance_sampling",
+        "base_url": url,
+        "lora_rank": 8,
+        "patience_s": 6.0,
+        **options,
+    }
     return TinkerPolicy.connect(str(model), **settings)
 
 
@@ -50,7 +58,9 @@ def test_the_address_may_come_from_the_environment(server: TinkerServer, monkeyp
 
 
 @pytest.mark.parametrize(("value", "said"), [(None, "set TINKER_API_KEY"), ("sk-123456", "tml-")])
-def test_no_key_or_one_of_another_shape(server: TinkerServer, monkeypatch: pytest.MonkeyPatch, value: str | None, said: str) -> None:
+def test_no_key_or_one_of_another_shape(
+    server: TinkerServer, monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+) -> None:
     monkeypatch.delenv("TINKER_API_KEY")
     if value is not None:
         monkeypatch.setenv("TINKER_API_KEY", value)
@@ -76,7 +86,9 @@ def test_a_refused_key_is_said_at_once_and_never_written(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_service_that_stumbles_is_asked_again_and_nothing_is_done_twice(server: TinkerServer, model: Path, status: int) -> None:
+def test_a_service_that_stumbles_is_asked_again_and_nothing_is_done_twice(
+    server: TinkerServer, model: Path, status: int
+) -> None:
     plain = connect(server.url, model)
     expected, norm = one_step(plain)
     plain.close()
@@ -99,7 +111,9 @@ def test_a_service_that_never_recovers_is_given_up(server: TinkerServer, model: 
         samples = policy.sample(PROMPTS, max_new_tokens=16, seed=1)
         proxy.fail("/", 503)
         began = time.monotonic()
-        with pytest.raises(ServiceError, match=r"went away during an optimizer step: it answers 503 for 6 s.*last checkpoint"):
+        with pytest.raises(
+            ServiceError, match=r"went away during an optimizer step: it answers 503 for 6 s.*last checkpoint"
+        ):
             policy.update(samples, torch.ones(len(PROMPTS)), learning_rate=1e-3)
         assert time.monotonic() - began < 40
 

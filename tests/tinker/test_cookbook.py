@@ -78,7 +78,10 @@ def test_names_parameters_and_call_sites(wanted: str) -> None:
         "do_train_step_streaming_and_get_sampling_client",
     }
     assert callers("do_train_step_and_get_sampling_client") == {"do_sync_training", "do_async_training"}
-    assert callers("do_train_step_streaming_and_get_sampling_client") == {"do_sync_training_with_stream_minibatch", "do_async_training"}
+    assert callers("do_train_step_streaming_and_get_sampling_client") == {
+        "do_sync_training_with_stream_minibatch",
+        "do_async_training",
+    }
     # What is refused is read from the configuration under these names.
     fields = {n.target.id for c in tree.body if isinstance(c, ast.ClassDef) and c.name == "Config" for n in c.body if isinstance(n, ast.AnnAssign)}  # fmt: skip  # noqa: E501
     assert {"stream_minibatch_config", "remove_constant_reward_groups", "log_path", "async_config"} <= fields
@@ -86,13 +89,21 @@ def test_names_parameters_and_call_sites(wanted: str) -> None:
 
 def test_the_stock_recipe_runs_to_its_end(recipe: Recipe, tmp_path: Path) -> None:
     code, output = recipe.run(
-        recipe.command("tinker_cookbook.recipes.math_rl.train", tmp_path / "log", "group_size=4", "groups_per_batch=8", "max_steps=2")
+        recipe.command(
+            "tinker_cookbook.recipes.math_rl.train",
+            tmp_path / "log",
+            "group_size=4",
+            "groups_per_batch=8",
+            "max_steps=2",
+        )
     )
     assert code == 0, output[-3000:]
     log = metrics(tmp_path / "log")
     assert [m["step"] for m in log] == [0, 1]
     assert all(m["env/all/total_episodes"] == 32 for m in log)
-    assert all(m["env/all/reward/total"] == pytest.approx(-0.1) for m in log)  # nothing right, nothing well formed: the format term
+    assert all(
+        m["env/all/reward/total"] == pytest.approx(-0.1) for m in log
+    )  # nothing right, nothing well formed: the format term
 
 
 def test_unpatched_at_group_size_one_the_gradient_is_exactly_zero(recipe: Recipe, tmp_path: Path) -> None:
@@ -108,7 +119,9 @@ def test_patched_at_group_size_one_it_learns_from_32_rollouts_and_the_advantages
     recipe: Recipe, tmp_path: Path, wanted: str
 ) -> None:
     baseline = saved(published_tfidf(), tmp_path)
-    code, output = recipe.run(recipe.command("dense_math_rl", tmp_path / "log", *GS1, "max_steps=2", baseline=baseline), wanted)
+    code, output = recipe.run(
+        recipe.command("dense_math_rl", tmp_path / "log", *GS1, "max_steps=2", baseline=baseline), wanted
+    )
     assert code == 0, output[-3000:]
     log, ours = metrics(tmp_path / "log"), advantages(tmp_path / "log")
     assert [m["step"] for m in log] == [r["step"] for r in ours] == [0, 1]
@@ -147,7 +160,9 @@ def test_a_killed_run_resumes_with_its_history_and_no_step_twice(recipe: Recipe,
     process = recipe.start(command)
     checkpoints, deadline = tmp_path / "log" / "checkpoints.jsonl", time.monotonic() + 200
     while (
-        time.monotonic() < deadline and process.poll() is None and not (checkpoints.is_file() and checkpoints.read_text().count("\n") >= 2)
+        time.monotonic() < deadline
+        and process.poll() is None
+        and not (checkpoints.is_file() and checkpoints.read_text().count("\n") >= 2)
     ):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -160,7 +175,8 @@ def test_a_killed_run_resumes_with_its_history_and_no_step_twice(recipe: Recipe,
     ours = advantages(tmp_path / "log")
     assert [r["step"] for r in ours] == [0, 1, 2, 3]
     assert {r["step"]: r for r in ours if r["step"] < last} == before
-    # The history is every earlier step's rollouts, in order, each once: the baseline of the last step worked out from the log alone.
+    # The history is every earlier step's rollouts, in order, each once: the baseline of the last step worked out from
+    # the log alone.
     again = Baseline.load(baseline)
     from rollonce.baselines import Batch
 
@@ -173,7 +189,9 @@ def test_a_killed_run_resumes_with_its_history_and_no_step_twice(recipe: Recipe,
 def test_stream_minibatches_are_refused_before_anything_is_sampled(recipe: Recipe, tmp_path: Path) -> None:
     baseline = saved(LeaveOneOut(), tmp_path)
     settings = ("stream_minibatch_config.groups_per_batch=32", "stream_minibatch_config.num_minibatches=2")
-    code, output = recipe.run(recipe.command("dense_math_rl", tmp_path / "log", *GS1, *settings, "max_steps=1", baseline=baseline))
+    code, output = recipe.run(
+        recipe.command("dense_math_rl", tmp_path / "log", *GS1, *settings, "max_steps=1", baseline=baseline)
+    )
     assert code == 2, output[-3000:]
     assert "stream_minibatch_config" in output
     assert "leave it out" in output
@@ -184,8 +202,12 @@ def test_stream_minibatches_are_refused_before_anything_is_sampled(recipe: Recip
 def test_the_stand_in_of_the_ordinary_suite_has_the_cookbooks_signatures() -> None:
     """`tests/integrations/cookbook_standin.py` is only worth something while it looks like the real thing."""
     tree = ast.parse((HERE.parent / "integrations" / "cookbook_standin.py").read_text(encoding="utf-8"))
-    mine = {n.name: [a.arg for a in n.args.args] for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    mine = {
+        n.name: [a.arg for a in n.args.args] for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     real = ast.parse(source("0.6.1").read_text(encoding="utf-8"))
-    theirs = {n.name: [a.arg for a in n.args.args] for n in real.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    theirs = {
+        n.name: [a.arg for a in n.args.args] for n in real.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     for name in ("prepare_minibatch", "print_group", "do_train_step_and_get_sampling_client"):
         assert mine[name] == [p for p in theirs[name] if p in mine[name]], name

@@ -91,18 +91,31 @@ def test_an_arm_trains(server: TinkerServer, model: Path, tmp_path: Path, baseli
         assert not file.is_file() or b"tml-dummy" not in file.read_bytes()
 
 
-def test_the_same_seed_gives_the_same_run_and_a_killed_client_goes_on_with_it(server: TinkerServer, model: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_a_killed_client_goes_on_with_it(
+    server: TinkerServer, model: Path, tmp_path: Path
+) -> None:
     whole = train(config(server, model, {"baseline": "gs1_buckets"}, 4), tmp_path / "whole", splits=splits())
     script = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "import test_loop as t; from rollonce.training.loop import train\n"
-        "class S: url = sys.argv[2]\n"
-        "train(t.config(S, Path(sys.argv[3]), {'baseline': 'gs1_buckets'}, 4), Path(sys.argv[4]), splits=t.splits())"
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\nimport test_loop as t; from "
+        "rollonce.training.loop import train\nclass S: url = sys.argv[2]\ntrain(t.config(S, Path(sys.argv[3]), "
+        "{'baseline': 'gs1_buckets'}, 4), Path(sys.argv[4]), splits=t.splits())"
     )
-    arguments = [sys.executable, "-c", script, str(Path(__file__).parent), server.url, str(model), str(tmp_path / "killed")]
+    arguments = [
+        sys.executable,
+        "-c",
+        script,
+        str(Path(__file__).parent),
+        server.url,
+        str(model),
+        str(tmp_path / "killed"),
+    ]
     client = subprocess.Popen(arguments, env=os.environ)
     log, deadline = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 200
-    while time.monotonic() < deadline and client.poll() is None and not (log.is_file() and len(log.read_text().splitlines()) >= 2):
+    while (
+        time.monotonic() < deadline
+        and client.poll() is None
+        and not (log.is_file() and len(log.read_text().splitlines()) >= 2)
+    ):
         time.sleep(0.05)
     client.send_signal(signal.SIGKILL)
     client.wait()
@@ -136,7 +149,8 @@ def test_what_a_service_cannot_do_is_refused_by_name(
 
 
 def test_the_loss_is_the_local_one_number_for_number(server: TinkerServer, model: Path) -> None:
-    """Loss of the first step against the closed form from the rollouts themselves: ratios are 1, so it is -mean over tokens of A."""
+    """Loss of the first step against the closed form from the rollouts themselves: ratios are 1, so it is -mean over
+    tokens of A."""
     learner = make_learner(config(server, model, {"baseline": "none"}))
     samples = learner.sample([f"What is {i}?" for i in range(32)], max_new_tokens=16, temperature=1.0, seed=[1, 2])
     advantages = np.linspace(-1, 1, 32)

@@ -66,7 +66,9 @@ def test_zero_advantages_give_a_gradient_of_exactly_zero(server: TinkerServer, m
     policy.close()
 
 
-def test_a_step_moves_probability_towards_what_was_rewarded_and_trainer_agrees_with_sampler(server: TinkerServer, model: Path) -> None:
+def test_a_step_moves_probability_towards_what_was_rewarded_and_trainer_agrees_with_sampler(
+    server: TinkerServer, model: Path
+) -> None:
     policy = connect(server, model)
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=5)
     sign = torch.tensor([1.0 if b % 2 else -1.0 for b in range(len(samples))])
@@ -80,7 +82,8 @@ def test_a_step_moves_probability_towards_what_was_rewarded_and_trainer_agrees_w
 
 
 def test_what_the_services_loss_does_with_tokens_and_rollouts(server: TinkerServer, model: Path) -> None:
-    """`reduction='sequence_mean'` describes SkyRL's JAX backend: pinned by gradient norms, which only a mean or a sum can give."""
+    """`reduction='sequence_mean'` describes SkyRL's JAX backend: pinned by gradient norms, which only a mean or a sum
+    can give."""
     policy = connect(server, model)
     whole = policy.sample(["What is 6 + 7?"], max_new_tokens=16, seed=2)
     T = int(whole.lengths_B[0])
@@ -107,7 +110,8 @@ def test_what_the_services_loss_does_with_tokens_and_rollouts(server: TinkerServ
 
 
 def test_with_sequence_mean_every_token_counts_alike(server: TinkerServer, model: Path) -> None:
-    """Two rollouts of different length, advantage on one token: scaled by us, divided by the service, the norms are those of a sum."""
+    """Two rollouts of different length, advantage on one token: scaled by us, divided by the service, the norms are
+    those of a sum."""
     policy = connect(server, model, reduction="sequence_mean")
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=9)
     lengths = samples.lengths_B.tolist()
@@ -117,7 +121,8 @@ def test_with_sequence_mean_every_token_counts_alike(server: TinkerServer, model
     only = torch.zeros_like(pair.log_probs_BT)
     only[0, 0] = 1.0
     both_norm = policy.update(pair, only, learning_rate=0.0).grad_norm
-    # Alone, with its own length as the mean length, the factor is 1: the gradient is that of the token over its positions.
+    # Alone, with its own length as the mean length, the factor is 1: the gradient is that of the token over its
+    # positions.
     alone = samples.take([short])
     own = torch.zeros_like(alone.log_probs_BT)
     own[0, 0] = 1.0
@@ -140,10 +145,13 @@ def test_a_checkpoint_goes_on_exactly_as_the_run_would_have(server: TinkerServer
     resumed.load_state(state)
     assert resumed.steps == 1
     resumed.update(samples, advantages, learning_rate=1e-2)
-    # Adam's moments came along. (To rounding: another slot of the server sums in another order. Without them it is off by far more, below.)
+    # Adam's moments came along. (To rounding: another slot of the server sums in another order. Without them it is off
+    # by far more, below.)
     assert float((resumed.log_probs(samples) - expected).abs().max()) < 1e-4
     client = resumed.service.client
-    resumed._trainer = resumed.service.call("a start without moments", lambda: client.create_training_client_from_state(state["path"]))
+    resumed._trainer = resumed.service.call(
+        "a start without moments", lambda: client.create_training_client_from_state(state["path"])
+    )
     resumed._sampler = None
     resumed.update(samples, advantages, learning_rate=1e-2)
     assert float((resumed.log_probs(samples) - expected).abs().max()) > 1e-2

@@ -1,4 +1,5 @@
-"""Last of all, because it kills the server that the others share: what a real death looks like, and the run that goes on afterwards."""
+"""Last of all, because it kills the server that the others share: what a real death looks like, and the run that goes
+on afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ PROMPTS = [f"What is {i}?" for i in range(32)]
 
 
 def test_a_real_death_is_said_and_the_checkpoint_survives_it(server: TinkerServer, model: Path) -> None:
-    settings = {"renderer": "chat", "loss": "importance_sampling", "base_url": server.url, "lora_rank": 8, "patience_s": 4.0}
+    settings = {
+        "renderer": "chat",
+        "loss": "importance_sampling",
+        "base_url": server.url,
+        "lora_rank": 8,
+        "patience_s": 4.0,
+    }
     policy = TinkerPolicy.connect(str(model), **settings)
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=1)
     policy.update(samples, torch.linspace(-1, 1, len(PROMPTS)), learning_rate=1e-2)

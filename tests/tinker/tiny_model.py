@@ -1,4 +1,5 @@
-"""A Qwen3 of two layers with a byte-level tokenizer, made on the spot: what the tests' server trains. It knows nothing."""
+"""A Qwen3 of two layers with a byte-level tokenizer, made on the spot: what the tests' server trains. It knows
+nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import math
 from pathlib import Path
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>{% endif %}"
 )
 
 
@@ -16,9 +18,10 @@ STOP_SHARE = 0.15
 def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     """Model and tokenizer in transformers' format: 256 bytes and four special tokens, 2 layers, 128 wide.
 
-    Byte-level BPE without merges: every text has tokens, one a byte, and no word of any language is special. Random weights, but for one
-    direction that all embeddings share and that makes the end of sequence about `STOP_SHARE` likely at each token: else nearly every
-    rollout would be cut off, and a truncated rollout earns nothing by rule.
+    Byte-level BPE without merges: every text has tokens, one a byte, and no word of any language is special. Random
+    weights, but for one
+    direction that all embeddings share and that makes the end of sequence about `STOP_SHARE` likely at each token: else
+    nearly every rollout would be cut off, and a truncated rollout earns nothing by rule.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -31,7 +34,11 @@ def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|end|>", pad_token="<|end|>", additional_special_tokens=specials[1:], chat_template=CHAT_TEMPLATE
+        tokenizer_object=raw,
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        additional_special_tokens=specials[1:],
+        chat_template=CHAT_TEMPLATE,
     )
     torch.manual_seed(seed)
     config = Qwen3Config(

@@ -1,4 +1,5 @@
-"""Small runs of the embedded policy: 8 rollouts of at most 20 tokens, so that a step takes a few hundredths of a second."""
+"""Small runs of the embedded policy: 8 rollouts of at most 20 tokens, so that a step takes a few hundredths of a
+second."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from rollonce.rollouts import FloatArray, Rollouts
 
 @dataclass(frozen=True)
 class Bandit:
-    """Tasks of M equally frequent kinds. A rollout is right with probability p_m; its score gradient is ``(right - p_m) x_m``.
+    """Tasks of M equally frequent kinds. A rollout is right with probability p_m; its score gradient is ``(right - p_m)
+    x_m``.
 
-    Being the derivative of a log-probability, the score has mean zero for every kind, and right answers of an easy kind have small
-    norms.
+    Being the derivative of a log-probability, the score has mean zero for every kind, and right answers of an easy kind
+    have small norms.
     """
 
     p_M: FloatArray
@@ -30,7 +31,8 @@ class Bandit:
         )
         return table, scores @ scores.T
 
-    # Everything below is worked out from E[(1 - p)^2 p + p^2 (1 - p)] and the like; m is the mean reward, v the variance of a reward.
+    # Everything below is worked out from E[(1 - p)^2 p + p^2 (1 - p)] and the like; m is the mean reward, v the
+    # variance of a reward.
 
     @property
     def x2_M(self) -> FloatArray:
@@ -78,8 +80,9 @@ class Bandit:
         return (float(self.weighted(self.p_M).mean()) - self.mu2) / batch
 
     def loo_noise(self, batch: int) -> float:
-        """A_i = rho_i - (mean of the others' rho): the others' mean adds v / (B - 1) to the square; of the cross terms only
-        ``mu mu`` and, since each is in the other's mean, ``mu mu / (B - 1)^2`` are left, the scores having mean zero."""
+        """A_i = rho_i - (mean of the others' rho): the others' mean adds v / (B - 1) to the square; of the cross terms
+        only ``mu mu`` and, since each is in the other's mean, ``mu mu / (B - 1)^2`` are left, the scores having mean
+        zero."""
         own = float(self.weighted(self.mean).mean()) + self.reward_variance / (batch - 1) * self.norm2
         cross = self.mu2 * (1 + 1 / (batch - 1) ** 2)
         return own / batch + (batch - 1) / batch * cross - self.mu2
@@ -97,7 +100,8 @@ BANDIT = Bandit(np.array([0.9, 0.7, 0.2]), np.array([[1.0, 0.5, 0.0], [0.2, 1.0,
 
 
 def unrelated(rng: np.random.Generator, n: int, g: int, d: int = 512, right_norm: float = 1.0, wrong_norm: float = 1.0):
-    """Directions that know nothing of anything, so that the true gradient is zero; lengths by the reward where they differ.
+    """Directions that know nothing of anything, so that the true gradient is zero; lengths by the reward where they
+    differ.
 
     Difficulty is a coin's (0.2 or 0.8), declared as a column.
     """
@@ -106,6 +110,8 @@ def unrelated(rng: np.random.Generator, n: int, g: int, d: int = 512, right_norm
     scores = rng.standard_normal((n * g, d))
     scores *= (np.where(right.reshape(-1), right_norm, wrong_norm) / np.linalg.norm(scores, axis=1))[:, None]
     table = Rollouts.from_groups(
-        right.astype(float), [f"{'easy' if p > 0.5 else 'hard'} task {i}" for i, p in enumerate(p_N)], columns={"kind": list(p_N)}
+        right.astype(float),
+        [f"{'easy' if p > 0.5 else 'hard'} task {i}" for i, p in enumerate(p_N)],
+        columns={"kind": list(p_N)},
     )
     return table, scores @ scores.T

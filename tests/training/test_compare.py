@@ -1,4 +1,5 @@
-"""Arms x seeds over processes: the same numbers as one by one, and what happens when the parent or a worker is killed."""
+"""Arms x seeds over processes: the same numbers as one by one, and what happens when the parent or a worker is
+killed."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def test_over_processes_as_one_by_one_and_killed_it_goes_on(tmp_path, capsys):
     config = write(tmp_path, steps=6)
     command = [sys.executable, "-m", "rollonce.cli", "compare", str(config), "--out", str(tmp_path / "out")]
     mark = str(tmp_path)
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "ROLLONCE_TEST": mark})
+    parent = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "ROLLONCE_TEST": mark}
+    )
     log = tmp_path / "out" / "runs" / "flashreinforce" / "seed0" / "metrics.jsonl"
     deadline = time.monotonic() + 240
     while not (log.exists() and log.read_bytes().count(b"\n") >= 3):
@@ -114,7 +117,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     config = write(tmp_path, steps=300)
     out = tmp_path / "out"
     parent = subprocess.Popen(
-        [sys.executable, "-m", "rollonce.cli", "compare", str(config), "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "rollonce.cli", "compare", str(config), "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     log = out / "runs" / "loo" / "seed0" / "metrics.jsonl"
     deadline = time.monotonic() + 240
@@ -174,15 +179,10 @@ def test_with_one_process_that_dies_another_takes_over(tmp_path, capsys, monkeyp
 
 def test_a_fault_in_one_arm_leaves_the_others_be(tmp_path, capsys, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if 'rollonce.training.worker' in ' '.join(sys.orig_argv):\n"
-        "    from rollonce.training import learner\n"
-        "    real = learner.LocalLearner.__init__\n"
-        "    def init(self, config, policy=None):\n"
-        "        if config.arm.baseline == 'loo':\n"
-        "            raise RuntimeError('CUDA out of memory, says a stand-in')\n"
-        "        real(self, config, policy)\n"
-        "    learner.LocalLearner.__init__ = init\n"
+        "import sys\nif 'rollonce.training.worker' in ' '.join(sys.orig_argv):\n    from rollonce.training import "
+        "learner\n    real = learner.LocalLearner.__init__\n    def init(self, config, policy=None):\n        if "
+        "config.arm.baseline == 'loo':\n            raise RuntimeError('CUDA out of memory, says a stand-in')\n        "
+        "real(self, config, policy)\n    learner.LocalLearner.__init__ = init\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out = tmp_path / "out"
@@ -194,7 +194,18 @@ def test_a_fault_in_one_arm_leaves_the_others_be(tmp_path, capsys, monkeypatch):
 def test_a_page_in_a_folder_that_the_runs_make(tmp_path):
     new = tmp_path / "new"
     assert (
-        cli.main(["compare", str(write(tmp_path, steps=1)), "--out", str(new / "runs"), "--report", str(new / "page.html"), "--seeds", "0"])
+        cli.main(
+            [
+                "compare",
+                str(write(tmp_path, steps=1)),
+                "--out",
+                str(new / "runs"),
+                "--report",
+                str(new / "page.html"),
+                "--seeds",
+                "0",
+            ]
+        )
         == 0
     )
     assert (new / "page.html").exists()

@@ -56,7 +56,10 @@ def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
         ({"arms": {"a": {"baseline": "loo", "oracle": {}}}}, "for baseline = 'oracle' alone"),
         ({"loss": {"clip_high": 0.3}}, "clip_high is the upper side of clip"),
         ({"policy": {"renderer": "chat"}}, "renderer: without effect with engine = 'local'"),
-        ({"policy": {"engine": "tinker", "bf16": True, "train_rows": 4}}, "bf16, train_rows: without effect with engine = 'tinker'"),
+        (
+            {"policy": {"engine": "tinker", "bf16": True, "train_rows": 4}},
+            "bf16, train_rows: without effect with engine = 'tinker'",
+        ),
         ({"policy": {"system": "Be brief."}}, "the embedded policy reads prompts as they are"),
         ({"loss": {"clip": -1}}, r"loss\.clip: .*greater than 0"),
     ],
@@ -83,7 +86,9 @@ def test_files_that_are_not_there_or_no_toml(tmp_path):
 
 
 def test_paths_are_from_the_file_s_own_directory(tmp_path, monkeypatch):
-    (tmp_path / "c.toml").write_text('[tasks]\nsource = "jsonl:t.jsonl"\n[policy]\nsource = "./m"\n[arms.a]\nbaseline = "b.json"\n')
+    (tmp_path / "c.toml").write_text(
+        '[tasks]\nsource = "jsonl:t.jsonl"\n[policy]\nsource = "./m"\n[arms.a]\nbaseline = "b.json"\n'
+    )
     monkeypatch.chdir("/")
     config = load_config(tmp_path / "c.toml")
     assert config.arms["a"].baseline == str(tmp_path / "b.json")

@@ -63,9 +63,13 @@ def test_every_arm_runs_and_moves_the_policy(name, tmp_path, splits):
     assert [r["step"] for r in rows] == [1, 2]
     assert all(np.isfinite(r["loss"]) and r["tokens"] > 0 for r in rows)
     assert (rows[0]["dead_groups"] is None) == (config.arm.group_size == 1)
-    before, after = load_embedded().state_dict(), torch.load(tmp_path / "checkpoint.pt", weights_only=True)["learner"]["policy"]
+    before, after = (
+        load_embedded().state_dict(),
+        torch.load(tmp_path / "checkpoint.pt", weights_only=True)["learner"]["policy"],
+    )
     moved = any(not torch.equal(before[k], after[k]) for k in before)
-    # Rewards of 20 tokens are rare: an arm moves if and only if some advantage was not zero while the policy was allowed to move.
+    # Rewards of 20 tokens are rare: an arm moves if and only if some advantage was not zero while the policy was
+    # allowed to move.
     warm = config.arm.critic.warmup if config.arm.critic else 0
     assert moved == any(r["advantage_nonzero"] > 0 for r in rows[warm:])
 
@@ -114,7 +118,9 @@ def test_the_update_is_the_gradient_of_the_formula(splits):
         per_row = (log_probs * samples.response_mask_BT).sum(dim=1)
         scale = 1 / samples.n_tokens if aggregation == "token-mean" else 1 / samples.lengths_B / 8
         # The ratio is 1 on-policy and its gradient that of the log-probability.
-        expected = torch.autograd.grad(-(torch.tensor(advantages).float() * scale * per_row).sum(), learner.policy.parameters())
+        expected = torch.autograd.grad(
+            -(torch.tensor(advantages).float() * scale * per_row).sum(), learner.policy.parameters()
+        )
         norm = torch.sqrt(sum((g**2).sum() for g in expected))
         update = learner.update(samples, advantages)
         assert update.grad_norm == pytest.approx(float(norm), rel=2e-4)
@@ -187,7 +193,8 @@ def test_shadow_scores_are_mean_squared_advantages_of_the_same_rollouts(tmp_path
         assert row["shadow"]["loo"]["mean_square_advantage"] == pytest.approx((n / (n - 1)) ** 2 * r * (1 - r))
 
 
-# What a bad day does ----------------------------------------------------------------------------------------------------------
+# What a bad day does
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Broken(LocalLearner):
@@ -219,7 +226,8 @@ def test_a_step_whose_loss_is_not_finite_teaches_the_baseline_nothing(tmp_path, 
 @pytest.mark.parametrize("ending", ["collapsed", "nan"])
 def test_a_run_that_ended_badly_and_was_killed_before_its_result_trains_no_more(tmp_path, splits, monkeypatch, ending):
     config = small_run(
-        steps=6, train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2} if ending == "collapsed" else {}
+        steps=6,
+        train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2} if ending == "collapsed" else {},
     )
     make = (lambda: Broken(config)) if ending == "nan" else (lambda: None)
     whole = train(config, tmp_path / "whole", splits=splits, learner=make())
@@ -246,7 +254,10 @@ def test_a_loss_that_breaks_in_the_second_epoch_takes_the_first_one_back(splits)
     learner = LocalLearner(config)
     samples = learner.sample([t.prompt for t in splits.train[:8]], max_new_tokens=8, temperature=1.0, seed=[1])
     learner.update(samples, np.linspace(-1, 1, 8))
-    before, moments = learner.policy.state_dict(), json.dumps(learner.optimizer.state_dict(), default=lambda t: t.tolist())
+    before, moments = (
+        learner.policy.state_dict(),
+        json.dumps(learner.optimizer.state_dict(), default=lambda t: t.tolist()),
+    )
     real, calls = learner.policy.evaluate, []
 
     def breaks(part, **options):
@@ -290,7 +301,8 @@ def test_the_audited_weights_are_those_that_were_used(tmp_path, splits, monkeypa
 
 
 def test_the_final_policy_is_written_whole_or_not_at_all(tmp_path):
-    """A disk that fills while the weights are written: a limit on the size of files stands in for it, in a process of its own."""
+    """A disk that fills while the weights are written: a limit on the size of files stands in for it, in a process of
+    its own."""
     code = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -335,10 +347,18 @@ def test_a_real_nan_in_the_gradient_does_not_reach_the_weights(splits):
 
 
 def test_a_collapsed_run_stops_and_says_so(tmp_path, splits):
-    result = train(small_run(steps=6, train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2}), tmp_path, splits=splits)
+    result = train(
+        small_run(steps=6, train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2}),
+        tmp_path,
+        splits=splits,
+    )
     assert (result.status, result.steps) == ("collapsed", 2)
     assert "truncated for 2 steps" in result.message
-    again = train(small_run(steps=6, train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2}), tmp_path, splits=splits)
+    again = train(
+        small_run(steps=6, train={"max_new_tokens": 1, "collapse_truncated": 0.9, "collapse_steps": 2}),
+        tmp_path,
+        splits=splits,
+    )
     assert again == result
 
 
@@ -384,7 +404,13 @@ def test_two_processes_cannot_write_to_one_run(tmp_path, splits):
 
 def test_stopped_it_saves_and_goes_on_to_the_same_end(tmp_path, splits):
     stop = threading.Event()
-    first = train(small_run(steps=5), tmp_path / "a", splits=splits, stop=stop, on_step=lambda r: stop.set() if r["step"] == 3 else None)
+    first = train(
+        small_run(steps=5),
+        tmp_path / "a",
+        splits=splits,
+        stop=stop,
+        on_step=lambda r: stop.set() if r["step"] == 3 else None,
+    )
     assert (first.status, first.steps) == ("interrupted", 3)
     assert not (tmp_path / "a" / "result.json").exists()
     assert train(small_run(steps=5), tmp_path / "a", splits=splits).status == "done"
@@ -408,26 +434,22 @@ def test_killed_at_any_moment_it_ends_bit_equal(arm, loss, moments, tmp_path, sp
     job = tmp_path / "job.json"
     job.write_text(config.model_dump_json())
     program = (
-        "import sys, os, signal, json, pathlib\n"
-        "from rollonce.training import files, loop\n"
-        "from rollonce.training.config import RunConfig, validated\n"
-        "import torch; torch.set_num_threads(1)\n"
-        "n = int(sys.argv[3])\n"
-        "real, count = os.fsync, [0]\n"
-        "def counted(fd):\n"
-        "    count[0] += 1\n"
-        "    if count[0] == n: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return real(fd)\n"
-        "os.fsync = counted\n"
-        "def step(record):\n"
-        "    if record['step'] == -n: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "loop.train(validated(RunConfig, json.loads(pathlib.Path(sys.argv[1]).read_text())), pathlib.Path(sys.argv[2]), on_step=step)\n"
+        "import sys, os, signal, json, pathlib\nfrom rollonce.training import files, loop\nfrom "
+        "rollonce.training.config import RunConfig, validated\nimport torch; torch.set_num_threads(1)\nn = "
+        "int(sys.argv[3])\nreal, count = os.fsync, [0]\ndef counted(fd):\n    count[0] += 1\n    if count[0] == n: "
+        "os.kill(os.getpid(), signal.SIGKILL)\n    return real(fd)\nos.fsync = counted\ndef step(record):\n    if "
+        "record['step'] == -n: os.kill(os.getpid(), signal.SIGKILL)\nloop.train(validated(RunConfig, "
+        "json.loads(pathlib.Path(sys.argv[1]).read_text())), pathlib.Path(sys.argv[2]), on_step=step)\n"
     )
-    # Negative: in the middle of that step, its line written and its checkpoint not. Positive: while the n-th file is written.
+    # Negative: in the middle of that step, its line written and its checkpoint not. Positive: while the n-th file is
+    # written.
     codes = []
     for moment in moments:
         done = subprocess.run(
-            [sys.executable, "-c", program, str(job), str(tmp_path / "killed"), str(moment)], capture_output=True, text=True, timeout=600
+            [sys.executable, "-c", program, str(job), str(tmp_path / "killed"), str(moment)],
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         codes.append(done.returncode)
         assert done.returncode in (0, -9), done.stderr
@@ -488,13 +510,15 @@ def test_the_loop_reads_top_to_bottom_in_under_300_lines():
 
 
 def test_evaluation_s_luck_is_the_seed_s_and_not_the_arm_s(splits):
-    """One policy under other names: arms of a seed draw alike, seeds draw apart, and the start is evaluated once for all."""
+    """One policy under other names: arms of a seed draw alike, seeds draw apart, and the start is evaluated once for
+    all."""
     learner = LocalLearner(small_run())
 
     def drawn(arm, seed, step, mode="sampled"):
         config = small_run({"baseline": arm}, seed=seed)
         return [
-            (r["reward"], r["tokens"]) for r in evaluate_items(learner, splits.test, config, split="test", mode=mode, repeats=2, step=step)
+            (r["reward"], r["tokens"])
+            for r in evaluate_items(learner, splits.test, config, split="test", mode=mode, repeats=2, step=step)
         ]
 
     assert drawn("none", 1, 4) == drawn("loo", 1, 4)

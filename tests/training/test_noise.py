@@ -31,13 +31,20 @@ def many():
     for _ in range(100):
         table, gram = BANDIT.draw(rng, 24, 4)
         out.append(
-            measure_noise(table, gram, [NoBaseline(), Constant(0.3), family_mean("kind").fit(table.tasks)], batch_size=B, n_batches=300)
+            measure_noise(
+                table,
+                gram,
+                [NoBaseline(), Constant(0.3), family_mean("kind").fit(table.tasks)],
+                batch_size=B,
+                n_batches=300,
+            )
         )
     return out
 
 
 def agrees(values, truth, sigmas=4.0):
-    """The mean of independent estimates is within four of its standard errors of the truth, and that error says something."""
+    """The mean of independent estimates is within four of its standard errors of the truth, and that error says
+    something."""
     values = np.asarray(values)
     se = values.std(ddof=1) / np.sqrt(len(values))
     assert se < 0.2 * abs(truth)
@@ -64,7 +71,9 @@ def test_the_closed_form_of_loo_is_that_of_brute_force():
 def test_signal_and_the_variances_between_and_within_tasks(many):
     unit = [r.loo_noise.value for r in many]
     agrees([r.approximations.signal.value * u for r, u in zip(many, unit, strict=True)], BANDIT.mu2)
-    agrees([r.approximations.g2_between.value * u * B for r, u in zip(many, unit, strict=True)], BANDIT.own2 - BANDIT.mu2)
+    agrees(
+        [r.approximations.g2_between.value * u * B for r, u in zip(many, unit, strict=True)], BANDIT.own2 - BANDIT.mu2
+    )
     within = float(BANDIT.weighted(BANDIT.p_M).mean()) - BANDIT.own2
     agrees([r.approximations.g2_within.value * u * B for r, u in zip(many, unit, strict=True)], within)
 
@@ -93,7 +102,8 @@ def test_squared_advantages_are_the_identity(many):
 
 
 def test_intervals_cover():
-    """Log ratio of "no baseline" and of the kind's mean to LOO: 95% intervals hold the truth in at least 88 of 100 samples."""
+    """Log ratio of "no baseline" and of the kind's mean to LOO: 95% intervals hold the truth in at least 88 of 100
+    samples."""
     rng = np.random.default_rng(2)
     kind = rng.integers(3, size=(300_000, B))
     right = (rng.random(kind.shape) < BANDIT.p_M[kind]).astype(float)
@@ -110,7 +120,9 @@ def test_intervals_cover():
     widths = []
     for _ in range(100):
         table, gram = BANDIT.draw(rng, 60, 4)
-        report = measure_noise(table, gram, [NoBaseline(), family_mean("kind").fit(table.tasks)], batch_size=B, n_batches=800)
+        report = measure_noise(
+            table, gram, [NoBaseline(), family_mean("kind").fit(table.tasks)], batch_size=B, n_batches=800
+        )
         for label, value in truth.items():
             ratio = rows_of(report)[label].ratio
             found[label] += ratio.low <= value <= ratio.high
@@ -123,7 +135,10 @@ def test_measured_is_predicted_where_the_approximations_hold():
     rng = np.random.default_rng(3)
     table, gram = unrelated(rng, 64, 8)
     report = measure_noise(
-        table, gram, [NoBaseline(), Constant(0.5), LeaveOneOut(window=32), family_mean("kind").fit(table.tasks)], batch_size=8
+        table,
+        gram,
+        [NoBaseline(), Constant(0.5), LeaveOneOut(window=32), family_mean("kind").fit(table.tasks)],
+        batch_size=8,
     )
     for row in report.rows:
         assert row.gap.value == pytest.approx(1, abs=0.05), row.label
@@ -133,7 +148,8 @@ def test_measured_is_predicted_where_the_approximations_hold():
     # s2 = .16, tau2 = .09; LOO: .25 * 8 / 7.
     assert ratio["oracle (true mean)"] == pytest.approx(0.16 / (0.25 * 8 / 7), rel=0.1)
     assert ratio["no baseline"] == pytest.approx(0.5 / (0.25 * 8 / 7), rel=0.1)
-    # Tasks' gradients do not differ (they are zero), so groups lose nothing by seeing fewer tasks: E[A^2] = s2 G / (G - 1).
+    # Tasks' gradients do not differ (they are zero), so groups lose nothing by seeing fewer tasks: E[A^2] = s2 G / (G -
+    # 1).
     for group in report.groups:
         truth = 0.16 * group.group_size / (group.group_size - 1) / (0.25 * 8 / 7)
         assert group.ratio.value == pytest.approx(truth, rel=0.12)
@@ -147,7 +163,8 @@ def test_no_baseline_beats_its_prediction_where_wrong_answers_have_long_gradient
     table, gram = unrelated(rng, 64, 8, wrong_norm=3.0)
     report = measure_noise(table, gram, [NoBaseline(), Constant(0.5)], batch_size=8)
     rows = rows_of(report)
-    # E[r |g|^2] = p, E|g|^2 = p + 9 (1 - p), p = .5 in the mean: factor 1/5. A constant half has A^2 = 1/4 always: factor 1.
+    # E[r |g|^2] = p, E|g|^2 = p + 9 (1 - p), p = .5 in the mean: factor 1/5. A constant half has A^2 = 1/4 always:
+    # factor 1.
     assert rows["no baseline"].norm.value == pytest.approx(0.2, rel=0.1)
     assert rows["constant 0.5"].norm.value == pytest.approx(1, abs=1e-9)
     assert rows["no baseline"].gap.high < 0.5
@@ -176,7 +193,9 @@ def test_cross_covariance_is_seen():
 def test_one_long_rollout_is_said():
     rng = np.random.default_rng(6)
     table, gram = unrelated(rng, 32, 4)
-    assert measure_noise(table, gram, [], batch_size=4, n_batches=200).approximations.norm_top_share == pytest.approx(1 / 128)
+    assert measure_noise(table, gram, [], batch_size=4, n_batches=200).approximations.norm_top_share == pytest.approx(
+        1 / 128
+    )
     scale = np.ones(128)
     scale[5] = np.sqrt(127.0)  # as much as all others together
     report = measure_noise(table, gram * np.outer(scale, scale), [], batch_size=4, n_batches=200)
@@ -226,19 +245,24 @@ def test_pairs_agree_with_the_jackknife():
 def test_a_twin_stands_in_and_needs_nothing():
     rng = np.random.default_rng(9)
     table, gram = BANDIT.draw(rng, 24, 3)
-    row = rows_of(measure_noise(table, gram, [FlashReinforce()], batch_size=B, n_batches=200))["FlashREINFORCE batch mean"]
+    row = rows_of(measure_noise(table, gram, [FlashReinforce()], batch_size=B, n_batches=200))[
+        "FlashREINFORCE batch mean"
+    ]
     assert (row.scored_as, row.ratio.value, row.gap.value) == ("LOO mean", 1.0, 1.0)
 
 
 def test_same_seed_same_report_and_another_seed_another():
     table, gram = BANDIT.draw(np.random.default_rng(10), 24, 4)
-    one, two, other = (measure_noise(table, gram, [NoBaseline()], batch_size=B, n_batches=200, seed=s) for s in (0, 0, 1))
+    one, two, other = (
+        measure_noise(table, gram, [NoBaseline()], batch_size=B, n_batches=200, seed=s) for s in (0, 0, 1)
+    )
     assert str(one) == str(two)  # NaN is not equal to itself, its text is
     assert one.loo_noise.value != other.loo_noise.value
 
 
 def test_predict_and_weights_give_the_same_baseline():
-    """Smoothers go by blocks of weights, others by predict; both must say the same, window and hidden prompts included."""
+    """Smoothers go by blocks of weights, others by predict; both must say the same, window and hidden prompts
+    included."""
     rng = np.random.default_rng(11)
     prompts = [f"task {i % 9} of some" for i in range(12)]  # three prompts twice
     table = Rollouts.from_groups(rng.random((12, 2)), prompts)
@@ -249,7 +273,9 @@ def test_predict_and_weights_give_the_same_baseline():
     keys = table.tasks.prompt_keys
     for k in range(6):
         for i in range(4):
-            seen = [j for j in range(7) if (j < 4 and j != i) or (j >= 4 and keys[columns[k, j]] != keys[columns[k, i]])]
+            seen = [
+                j for j in range(7) if (j < 4 and j != i) or (j >= 4 and keys[columns[k, j]] != keys[columns[k, i]])
+            ]
             assert got[k, i] == pytest.approx(rewards[k, seen].mean())
 
 
@@ -286,9 +312,12 @@ def test_what_tasks_differ_by_is_no_part_of_the_cosine():
         level = SimpleNamespace(loo_noise=SimpleNamespace(value=1.0))
         return Rollouts.from_groups(right, [f"t {i}" for i in range(12)]), scores, level
 
-    # Each pair of tasks n != m has own_n own_m, which sums to -12 over all pairs, against 132 * 0.9^2 of what is shared.
+    # Each pair of tasks n != m has own_n own_m, which sums to -12 over all pairs, against 132 * 0.9^2 of what is
+    # shared.
     sum_of_own, shared = -12.0, 132 * 0.9**2
-    assert lag_effect(sample(0.9), sample(-0.9)).cosine.value == pytest.approx((sum_of_own - shared) / (sum_of_own + shared), rel=0.08)
+    assert lag_effect(sample(0.9), sample(-0.9)).cosine.value == pytest.approx(
+        (sum_of_own - shared) / (sum_of_own + shared), rel=0.08
+    )
     assert lag_effect(sample(0.9), sample(0.9)).cosine.value == pytest.approx(1, abs=0.05)
 
 
@@ -298,11 +327,20 @@ def test_default_baselines_and_the_joint_column():
     assert columns["family+level"][:4] == ["a / 1", "a / 2", "b / 1", "b / 2"]
     assert with_joint_column({"family": ["a"]}) == {"family": ["a"]}
     p = np.where(np.arange(64) % 4 < 2, 0.8, 0.3)
-    table = Rollouts.from_groups((rng.random((64, 4)) < p[:, None]).astype(float), [f"count {i} of it" for i in range(64)], columns=columns)
+    table = Rollouts.from_groups(
+        (rng.random((64, 4)) < p[:, None]).astype(float), [f"count {i} of it" for i in range(64)], columns=columns
+    )
     chosen = noise_baselines(table, window=32)
     labels = [b.label for b in chosen]
     assert len(set(labels)) == len(labels)
-    for label in ("no baseline", "LOO mean", "LOO mean, window 32", "same family+level", "self-tuning", "self-tuning, window 32"):
+    for label in (
+        "no baseline",
+        "LOO mean",
+        "LOO mean, window 32",
+        "same family+level",
+        "self-tuning",
+        "self-tuning, window 32",
+    ):
         assert label in labels
     report = measure_noise(table, np.eye(256), chosen, batch_size=8, n_batches=100)
     assert {r.label for r in report.rows} == {*labels, "oracle (true mean)"}
@@ -313,29 +351,48 @@ def test_default_baselines_and_the_joint_column():
     ("make", "says"),
     [
         (
-            lambda: measure_noise(Rollouts.from_groups([[0, 1]] * 7, [f"t{i}" for i in range(7)]), np.eye(14), [], batch_size=4),
+            lambda: measure_noise(
+                Rollouts.from_groups([[0, 1]] * 7, [f"t{i}" for i in range(7)]), np.eye(14), [], batch_size=4
+            ),
             "at least 8 tasks",
         ),
         (
-            lambda: measure_noise(Rollouts.from_groups([[1, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(16), [], batch_size=4),
+            lambda: measure_noise(
+                Rollouts.from_groups([[1, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(16), [], batch_size=4
+            ),
             "all 16 rewards are 1",
         ),
         (
-            lambda: measure_noise(Rollouts.from_groups([[0]] * 8, [f"t{i}" for i in range(8)]), np.eye(8), [], batch_size=4),
+            lambda: measure_noise(
+                Rollouts.from_groups([[0]] * 8, [f"t{i}" for i in range(8)]), np.eye(8), [], batch_size=4
+            ),
             "same number of rollouts",
         ),
         (
-            lambda: measure_noise(Rollouts.from_groups([[0, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(15), [], batch_size=4),
+            lambda: measure_noise(
+                Rollouts.from_groups([[0, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(15), [], batch_size=4
+            ),
             "Gram matrix",
         ),
         (
-            lambda: measure_noise(Rollouts.from_groups([[0, 1]] * 8, [f"t{i}" for i in range(8)]), np.zeros((16, 16)), [], batch_size=4),
+            lambda: measure_noise(
+                Rollouts.from_groups([[0, 1]] * 8, [f"t{i}" for i in range(8)]), np.zeros((16, 16)), [], batch_size=4
+            ),
             "zero",
         ),
         (lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Rloo()], batch_size=4), "needs groups"),
-        (lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Tracker()], batch_size=4), "needs repeats"),
-        (lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [], batch_size=4, n_batches=5), "100 batches"),
-        (lambda: measure_noise(BANDIT.draw(np.random.default_rng(0), 8, 2)[0], np.ones((16, 16)), [], batch_size=4), "not above zero"),
+        (
+            lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Tracker()], batch_size=4),
+            "needs repeats",
+        ),
+        (
+            lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [], batch_size=4, n_batches=5),
+            "100 batches",
+        ),
+        (
+            lambda: measure_noise(BANDIT.draw(np.random.default_rng(0), 8, 2)[0], np.ones((16, 16)), [], batch_size=4),
+            "not above zero",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(make, says):

@@ -44,7 +44,16 @@ def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypat
         return calls[-1][1]
 
     monkeypatch.setattr(noise_gradients, "score_gradients", spy)
-    argv = [*SMALL, "--json", "--metric", "adam", "--baseline", str(files / "mine.json"), "--lagged", str(files / "old")]
+    argv = [
+        *SMALL,
+        "--json",
+        "--metric",
+        "adam",
+        "--baseline",
+        str(files / "mine.json"),
+        "--lagged",
+        str(files / "old"),
+    ]
     assert main(argv) == 0
     # Both samplers in the one metric of the first.
     assert [weights is None for weights, _ in calls] == [True, False]
@@ -95,7 +104,15 @@ def test_table_and_page(capsys, tmp_path):
     for outside in ("<script", "http://", "https://", "@import", "url("):
         assert outside not in html
     out = capsys.readouterr().out
-    for words in ("LOO mean", "predicted", "rollouts do not covary", "noise far above signal", "on-policy", "Groups of G", "B_eff"):
+    for words in (
+        "LOO mean",
+        "predicted",
+        "rollouts do not covary",
+        "noise far above signal",
+        "on-policy",
+        "Groups of G",
+        "B_eff",
+    ):
         assert words in out
     assert "8 other tasks" not in out  # the window fits
 

@@ -22,7 +22,11 @@ def policy():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = build_tokenizer()
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -43,7 +47,9 @@ def policy():
 
 @pytest.fixture(scope="module")
 def samples(policy):
-    parts = [policy.sample(PROMPTS[i : i + 2], max_new_tokens=n, generator=i) for i, n in ((0, 9), (2, 4), (4, 7), (6, 1))]
+    parts = [
+        policy.sample(PROMPTS[i : i + 2], max_new_tokens=n, generator=i) for i, n in ((0, 9), (2, 4), (4, 7), (6, 1))
+    ]
     return Samples.concatenate(parts)
 
 
@@ -51,7 +57,9 @@ def loss_gradient(policy, samples, advantages, weights_BT=None):
     """Of the loop's loss on the whole batch at once."""
     e = policy.evaluate(samples)
     a = torch.as_tensor(advantages)
-    loss = policy_loss(e.log_probs_BT, samples.log_probs_BT, a if weights_BT is None else a[:, None] * weights_BT, e.mask_BT)
+    loss = policy_loss(
+        e.log_probs_BT, samples.log_probs_BT, a if weights_BT is None else a[:, None] * weights_BT, e.mask_BT
+    )
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, policy.parameters())]).double().numpy()
 
 
@@ -81,7 +89,9 @@ def test_adams_metric_weighs_each_parameter_by_its_own_size(policy, samples):
     size = np.sqrt((plain**2).mean(axis=0))
     wanted = plain / (size + 1e-4 * np.sqrt((plain**2).mean()))
     seen = []
-    got = score_gradients(policy, samples, metric="adam", buckets=0, progress=lambda done, total: seen.append((done, total)))
+    got = score_gradients(
+        policy, samples, metric="adam", buckets=0, progress=lambda done, total: seen.append((done, total))
+    )
     assert got.sketches_RD == pytest.approx(wanted, rel=1e-3, abs=1e-3)
     assert np.diag(got.gram_RR) == pytest.approx((wanted**2).sum(axis=1), rel=1e-3)
     assert seen[-1] == (16, 16)
@@ -96,12 +106,18 @@ def test_another_samplers_gradients_in_the_same_metric(policy, samples):
     assert on.weights is not None
     # A sampler with log-probabilities log 2 higher on every token: gradients half as large, for each ratio is 1/2.
     lagged = samples.with_log_probs(samples.log_probs_BT + float(np.log(2)))
-    got = score_gradients(policy, lagged, metric="adam", buckets=0, weights=on.weights, progress=lambda *at: seen.append(at))
+    got = score_gradients(
+        policy, lagged, metric="adam", buckets=0, weights=on.weights, progress=lambda *at: seen.append(at)
+    )
     assert np.diag(got.gram_RR) == pytest.approx(np.diag(on.gram_RR) / 4, rel=1e-3)
-    assert got.sketches_RD == pytest.approx(plain / 2 * torch.cat([w.reshape(-1) for w in on.weights]).numpy(), rel=1e-3, abs=1e-3)
+    assert got.sketches_RD == pytest.approx(
+        plain / 2 * torch.cat([w.reshape(-1) for w in on.weights]).numpy(), rel=1e-3, abs=1e-3
+    )
     assert seen[-1] == (8, 8)  # one pass
     own = score_gradients(policy, lagged, metric="adam", buckets=0)
-    assert np.diag(own.gram_RR) == pytest.approx(np.diag(on.gram_RR), rel=1e-3)  # what was compared before: 1 whatever the sampler
+    assert np.diag(own.gram_RR) == pytest.approx(
+        np.diag(on.gram_RR), rel=1e-3
+    )  # what was compared before: 1 whatever the sampler
     assert score_gradients(policy, samples, buckets=0).weights is None
 
 

@@ -35,8 +35,13 @@ train(config, Path(sys.argv[2]), on_step=on_step)
 
 
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kill_at: int = 0) -> Path:
-    """A run of four steps that reports to ``name``, in a process of its own; killed after a step and resumed if asked."""
-    for variable, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true"), ("TRACKIO_DIR", str(tmp_path / "trackio"))):
+    """A run of four steps that reports to ``name``, in a process of its own; killed after a step and resumed if
+    asked."""
+    for variable, value in (
+        ("WANDB_MODE", "offline"),
+        ("WANDB_SILENT", "true"),
+        ("TRACKIO_DIR", str(tmp_path / "trackio")),
+    ):
         monkeypatch.setenv(variable, value)
     config = small_run(track={"to": [name], "project": "rollonce-test"}, train={"checkpoint_every": 2})
     (tmp_path / "config.json").write_text(config.model_dump_json())
@@ -73,7 +78,8 @@ def test_trackio_holds_the_steps_of_one_run(tmp_path, monkeypatch, kill_at):
 
 
 def leveldb_records(log: bytes, first: int) -> Iterator[bytes]:
-    """Records of a W&B file behind its own header of ``first`` bytes: LevelDB's log format (checksum, length, kind; blocks of 32 KiB)."""
+    """Records of a W&B file behind its own header of ``first`` bytes: LevelDB's log format (checksum, length, kind;
+    blocks of 32 KiB)."""
     at, whole = 0, b""
     while at + 7 <= len(log):
         left = 32768 - (at + first) % 32768
@@ -102,10 +108,13 @@ def test_wandb_offline_holds_the_steps_of_one_run(tmp_path, monkeypatch, kill_at
             if record.HasField("run"):
                 identities.add(record.run.run_id)
             if record.HasField("history"):
-                values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                values = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+                }
                 seen[int(values["_step"])] = values["reward"]
     assert len(identities) == 1
-    # What W&B's own process had not written when all was killed is lost offline; the steps made since the checkpoint are there.
+    # What W&B's own process had not written when all was killed is lost offline; the steps made since the checkpoint
+    # are there.
     assert set(seen) >= ({3, 4} if kill_at else {1, 2, 3, 4})
     rewards = {row["step"]: row["reward"] for row in metrics(run)}
     assert list(seen.values()) == pytest.approx([rewards[step] for step in seen])

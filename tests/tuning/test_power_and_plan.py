@@ -35,7 +35,8 @@ def test_items_needed_is_the_least_that_passes():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"), [({"n": 1}, "at least 2"), ({"n": 9, "alpha": 0.0}, "alpha"), ({"n": 9, "margin": 2.0}, "margin")]
+    ("settings", "says"),
+    [({"n": 1}, "at least 2"), ({"n": 9, "alpha": 0.0}, "alpha"), ({"n": 9, "margin": 2.0}, "margin")],
 )
 def test_power_refuses(settings, says):
     with pytest.raises(InputError, match=says):

@@ -82,7 +82,9 @@ def test_report_part_is_looked_at_once():
 
 
 def test_parts_keep_equal_prompts_together():
-    table = Rollouts.from_groups([[0, 1]] * 200, [f"Prompt {i // 2}" if i % 2 else f"prompt  {i // 2}" for i in range(200)])
+    table = Rollouts.from_groups(
+        [[0, 1]] * 200, [f"Prompt {i // 2}" if i % 2 else f"prompt  {i // 2}" for i in range(200)]
+    )
     parts = split(table, 0)
     assert sorted(np.concatenate(parts)) == list(range(200))
     for part in parts:
@@ -104,7 +106,8 @@ def test_per_target_scores_each_fold_with_its_own_baseline():
 
 
 def test_objective_agrees_with_the_scorer():
-    """The mean over targets is weighted by task here and by draw there; with every task in every batch they are the same."""
+    """The mean over targets is weighted by task here and by draw there; with every task in every batch they are the
+    same."""
     table = planted(40)
     objective = Objective(table, batch_size=40, n_batches=5)
     baseline = published_tfidf().fit(table.tasks)
@@ -149,11 +152,9 @@ def test_saved_baseline_is_small_and_loads_without_the_tuning_libraries(found, t
     found.baseline.save(path, {"tuned_on": "planted"})
     assert path.stat().st_size < 200_000
     code = (
-        "import sys\n"
-        "for m in ('optuna', 'sklearn', 'scipy', 'numba', 'cmaes'): sys.modules[m] = None\n"
-        "from rollonce.baselines import Baseline, Batch\n"
-        f"b = Baseline.load({str(path)!r})\n"
-        "print(b.provenance['tuned_on'], b.predict(Batch.of(['chess chess one', 'chess chess two', 'logic logic'], [1.0, 0.0, 1.0])).shape)"
+        "import sys\nfor m in ('optuna', 'sklearn', 'scipy', 'numba', 'cmaes'): sys.modules[m] = None\nfrom "
+        f"rollonce.baselines import Baseline, Batch\nb = Baseline.load({str(path)!r})\nprint(b.provenance['tuned_on'], "
+        "b.predict(Batch.of(['chess chess one', 'chess chess two', 'logic logic'], [1.0, 0.0, 1.0])).shape)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["planted", "(3,)"]

@@ -3,7 +3,13 @@
 from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Tags, copy_without_history
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
-from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean, published_length_buckets, published_tfidf
+from rollonce.baselines.kernel import (
+    KernelBaseline,
+    LeaveOneOut,
+    family_mean,
+    published_length_buckets,
+    published_tfidf,
+)
 from rollonce.baselines.kriging import Kriging
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge

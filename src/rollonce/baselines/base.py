@@ -1,7 +1,7 @@
 """The contract of a baseline.
 
-A baseline gives one number ``b_i`` for each rollout of a batch, from what was known before the rollouts and from the rewards
-of *other* rollouts; the advantage is ``A_i = r_i - b_i``. The life of one in a trainer::
+A baseline gives one number ``b_i`` for each rollout of a batch, from what was known before the rollouts and from the
+rewards of *other* rollouts; the advantage is ``A_i = r_i - b_i``. The life of one in a trainer::
 
     baseline.fit(prompts)                    # vocabulary, IDF, scales: once, before training
     for batch in steps:
@@ -41,8 +41,8 @@ class Batch:
     Attributes:
         tasks: What was known before them (B,). Rows with equal ``task_ids`` are rollouts of one task (a group).
         rewards_B: Their rewards, float64 (B,).
-        response_lengths_B: Lengths of the responses, if the trainer has them (B,). *No baseline may read them*; they are here so
-            that the audit can change them and show that nothing moves.
+        response_lengths_B: Lengths of the responses, if the trainer has them (B,). *No baseline may read them*; they
+            are here so that the audit can change them and show that nothing moves.
     """
 
     tasks: Tasks
@@ -65,10 +65,15 @@ class Batch:
         """
         rewards_B = np.asarray(rewards, dtype=np.float64)
         if rewards_B.shape != (len(prompts),):
-            raise InputError(f"a batch needs one reward a prompt: {len(prompts)} prompts, rewards of shape {rewards_B.shape}")
+            raise InputError(
+                f"a batch needs one reward a prompt: {len(prompts)} prompts, rewards of shape {rewards_B.shape}"
+            )
         if not np.isfinite(rewards_B).all():
             bad = int(np.flatnonzero(~np.isfinite(rewards_B))[0])
-            raise InputError(f"reward {bad} of the batch is {rewards_B[bad]}; drop or grade that rollout before asking for advantages")
+            raise InputError(
+                f"reward {bad} of the batch is {rewards_B[bad]}; drop or grade that rollout before asking for "
+                "advantages"
+            )
         return cls(Tasks(list(prompts), task_ids, columns), rewards_B)
 
     def __len__(self) -> int:
@@ -98,7 +103,8 @@ class History:
         return len(self.rewards_H)
 
     def append(self, batch: Batch, keep: int | None = None) -> History:
-        """This history one step older, with the batch as its newest rows; the oldest beyond ``keep`` rows are dropped."""
+        """This history one step older, with the batch as its newest rows; the oldest beyond ``keep`` rows are
+        dropped."""
         tasks = Tasks.concat(self.tasks, batch.tasks) if len(self) else batch.tasks
         rewards = np.concatenate([self.rewards_H, batch.rewards_B])
         ages = np.concatenate([self.ages_H + 1, np.ones(len(batch), np.int64)])
@@ -141,7 +147,8 @@ class Tags:
         shift_equivariant: Adding c to all rewards adds c to b.
         scale_equivariant: Multiplying all rewards by c > 0 multiplies b by c.
         neutral: Identical prompts give the leave-one-out mean of whatever rows were visible.
-        self_inclusive: Includes the own reward by definition (FlashREINFORCE, REINFORCE++, centred GRPO); scored through its twin.
+        self_inclusive: Includes the own reward by definition (FlashREINFORCE, REINFORCE++, centred GRPO); scored
+            through its twin.
         needs_groups: Needs several rollouts of a task in the batch.
         needs_repeats: Needs the same task in earlier steps (trackers) or extra rollouts (oracle).
         needs_history: Gives only a fallback before the first `observe`.
@@ -277,7 +284,9 @@ class Baseline(Component):
             raise InputError(f"not a baseline file: 'format' is not {FORMAT!r}; rollonce tune writes one", file=path)
         if document.get("version") != VERSION:
             found = document.get("version")
-            raise InputError(f"baseline file version {found!r}; this rollonce reads version {VERSION}: upgrade it", file=path)
+            raise InputError(
+                f"baseline file version {found!r}; this rollonce reads version {VERSION}: upgrade it", file=path
+            )
         try:
             baseline = from_config(document.get("config", {}))
             if not isinstance(baseline, Baseline):
@@ -296,7 +305,8 @@ class LinearSmoother(Baseline):
     """A baseline that is a weighted mean of other rollouts' rewards: ``b = W r`` with rows summing to 1.
 
     Args:
-        window: Rows of earlier steps that may count as well; 0 is the batch alone. (The post's 16 batches of 32 are 512.)
+        window: Rows of earlier steps that may count as well; 0 is the batch alone. (The post's 16 batches of 32 are
+            512.)
         decay: Weight of a row per step of age, in (0, 1]: recency decay.
     """
 
@@ -318,8 +328,11 @@ class LinearSmoother(Baseline):
         return Tags(windowed=self.window > 0)
 
     @abstractmethod
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
-        """Weights (K, B, M) for K batches at once; rows sum to 1 over the visible columns (all zero where there are none).
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
+        """Weights (K, B, M) for K batches at once; rows sum to 1 over the visible columns (all zero where there are
+        none).
 
         Args:
             tasks: All tasks that the blocks take from.
@@ -330,7 +343,8 @@ class LinearSmoother(Baseline):
         """
 
     def weights(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is 0."""
+        """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is
+        0."""
         return self._weights(batch, self._window_of(history))
 
     def _window_of(self, history: History | None) -> History:
@@ -368,7 +382,9 @@ def _as_json(document: dict[str, Any]) -> bytes:
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, as broken escapes leave in prompts: no UTF-8, but JSON can escape it
+    except (
+        UnicodeEncodeError
+    ):  # half a surrogate pair, as broken escapes leave in prompts: no UTF-8, but JSON can escape it
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 

@@ -1,15 +1,16 @@
 """Shares of variance over covariance kernels by restricted marginal likelihood (REML), numpy only, float64.
 
-Rewards ``y`` (n,), one rollout a task, have covariance ``s^2 (sum_k pi_k K_k + pi_0 I)`` and an unknown constant mean; ``pi`` lies on
-the simplex, ``pi_0`` is the share of rollout noise and of what no kernel explains (one rollout a task cannot tell them apart, and a
-leave-one-out smoother needs their sum only), and ``s^2`` is profiled out. With a Dirichlet prior on ``pi`` the fit maximises
+Rewards ``y`` (n,), one rollout a task, have covariance ``s^2 (sum_k pi_k K_k + pi_0 I)`` and an unknown constant mean;
+``pi`` lies on the simplex, ``pi_0`` is the share of rollout noise and of what no kernel explains (one rollout a task
+cannot tell them apart, and a leave-one-out smoother needs their sum only), and ``s^2`` is profiled out. With a
+Dirichlet prior on ``pi`` the fit maximises
 
     log REML(pi) + sum_k a_k log pi_k,     a_k = 0.1 for kernels, 2 for the noise,
 
 the pull on the noise share being what keeps sets with a handful of successes at the leave-one-out mean.
 
-Source: Patterson & Thompson 1971 (REML); Rasmussen & Williams 2006, section 5.4.1 (gradient of the marginal likelihood); Nocedal &
-Wright 2006, algorithm 6.1 (BFGS).
+Source: Patterson & Thompson 1971 (REML); Rasmussen & Williams 2006, section 5.4.1 (gradient of the marginal
+likelihood); Nocedal & Wright 2006, algorithm 6.1 (BFGS).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _LONGEST_STEP = 3.0
 def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
     """Inverse and log determinant of a positive definite matrix, by halves and their Schur complement.
 
-    Nearly all of it is matrix products: at 256 rows 2.5 times as fast as numpy's ``inv`` and ``cholesky`` (numpy has no inverse from
-    a Cholesky factor).
+    Nearly all of it is matrix products: at 256 rows 2.5 times as fast as numpy's ``inv`` and ``cholesky`` (numpy has no
+    inverse from a Cholesky factor).
 
     Raises:
         numpy.linalg.LinAlgError: it is not positive definite.
@@ -49,8 +50,11 @@ def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
     return out, logdet + logdet_rest
 
 
-def log_evidence(theta_K1: FloatArray, kernels_Knn: FloatArray, y_n: FloatArray, prior_K1: FloatArray) -> tuple[float, FloatArray]:
-    """Minus the penalised REML and its gradient (K + 1,) with respect to ``theta``, where ``pi = softmax(theta)``, noise last."""
+def log_evidence(
+    theta_K1: FloatArray, kernels_Knn: FloatArray, y_n: FloatArray, prior_K1: FloatArray
+) -> tuple[float, FloatArray]:
+    """Minus the penalised REML and its gradient (K + 1,) with respect to ``theta``, where ``pi = softmax(theta)``,
+    noise last."""
     e = np.exp(theta_K1 - theta_K1.max())
     pi = e / e.sum()
     n = len(y_n)
@@ -78,8 +82,8 @@ def minimise(
     Args:
         f: Value and gradient.
         x: Where to start.
-        iterations: At most this many; it also stops where the gradient's largest entry or the gain falls below ``tolerance``
-            (or a hundredth of it): of a log likelihood, so that is plenty.
+        iterations: At most this many; it also stops where the gradient's largest entry or the gain falls below
+            ``tolerance`` (or a hundredth of it): of a log likelihood, so that is plenty.
     """
     value, g = f(x)
     h: FloatArray = np.eye(len(x)) / max(1.0, float(np.abs(g).max()))
@@ -110,7 +114,9 @@ def minimise(
     return x
 
 
-def fit_shares(kernels_Knn: FloatArray, y_n: FloatArray, alpha: float, alpha_noise: float, iterations: int = 40) -> FloatArray:
+def fit_shares(
+    kernels_Knn: FloatArray, y_n: FloatArray, alpha: float, alpha_noise: float, iterations: int = 40
+) -> FloatArray:
     """The shares ``pi`` (K + 1,), noise last, that explain the rewards best.
 
     Args:

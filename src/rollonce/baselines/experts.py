@@ -1,11 +1,14 @@
-"""A baseline of experts: each is scored in the shadow by its squared advantages on *past* batches, and the best mixture plays.
+"""A baseline of experts: each is scored in the shadow by its squared advantages on *past* batches, and the best mixture
+plays.
 
-``E[A^2] = s2 + MSE(b)`` (MATH: section 3), so ordinary single-rollout steps rank baselines and, through the mean products of their
-advantages, their mixtures. The batch being judged is never read: weights for a step come from the steps before. The leave-one-out
-mean is always among the experts and plays alone before anything was seen. Old steps are discounted, so the mixture follows a policy
-whose difficulty drifts.
+``E[A^2] = s2 + MSE(b)`` (MATH: section 3), so ordinary single-rollout steps rank baselines and, through the mean
+products of their
+advantages, their mixtures. The batch being judged is never read: weights for a step come from the steps before. The
+leave-one-out mean is always among the experts and plays alone before anything was seen. Old steps are discounted, so
+the mixture follows a policy whose difficulty drifts.
 
-Source: Wolpert 1992, Breiman 1996 (stacking on a simplex); Cesa-Bianchi & Lugosi 2006, chapters 3 and 5 (exponential weights, fixed share).
+Source: Wolpert 1992, Breiman 1996 (stacking on a simplex); Cesa-Bianchi & Lugosi 2006, chapters 3 and 5 (exponential
+    weights, fixed share).
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from rollonce.rollouts import FloatArray, Tasks
 
 
 def default_experts() -> list[Baseline]:
-    """LOO in the batch and with a window, the published TF-IDF kernel, self-tuning Kriging with a window, and a ridge critic."""
+    """LOO in the batch and with a window, the published TF-IDF kernel, self-tuning Kriging with a window, and a ridge
+    critic."""
     return [LeaveOneOut(), LeaveOneOut(window=512), KernelBaseline(), SelfTuning(window=512), Ridge()]
 
 
@@ -39,17 +43,20 @@ class ExpertMixture(Baseline):
     """Mixes or picks experts by how well they did on past batches.
 
     Args:
-        experts: Leave-one-out baselines of any kind (`BoostedTrees` too, where scikit-learn is at hand); a `LeaveOneOut` of the batch
-            is put first if there is none. `default_experts` by default.
-        rule: ``stacking``: the mixture with the least mean squared advantage over the discounted past; ``weights``: exponential weights
-            with a fixed share; ``best``: the expert with the least discounted mean squared advantage, LOO until another beats it.
+        experts: Leave-one-out baselines of any kind (`BoostedTrees` too, where scikit-learn is at hand); a
+            `LeaveOneOut` of the batch is put first if there is none. `default_experts` by default.
+        rule: ``stacking``: the mixture with the least mean squared advantage over the discounted past; ``weights``:
+            exponential weights with a fixed share; ``best``: the expert with the least discounted mean squared
+            advantage, LOO until another beats it.
         discount: Weight of a step per step of age, for stacking and best; the memory is ``1 / (1 - discount)`` steps.
-        pull: Of stacking towards LOO, in units of the noise of its estimate (the LOO loss times experts over effective rows).
-        rate: Of exponential weights, in units of ``1 / (2 R^2)`` with R the largest absolute advantage seen; at 1 their regret is
-            bounded (see `rollonce.baselines.stacking.exponential_step`), more learns faster.
+        pull: Of stacking towards LOO, in units of the noise of its estimate (the LOO loss times experts over effective
+            rows).
+        rate: Of exponential weights, in units of ``1 / (2 R^2)`` with R the largest absolute advantage seen; at 1 their
+            regret is bounded (see `rollonce.baselines.stacking.exponential_step`), more learns faster.
         share: Fixed share of exponential weights; how fast they can come back after a change.
 
-    Each expert keeps its own rows of history. A history given to `predict` stands for all that was observed, and is played through.
+    Each expert keeps its own rows of history. A history given to `predict` stands for all that was observed, and is
+    played through.
     """
 
     type: ClassVar[str] = "experts"
@@ -74,7 +81,9 @@ class ExpertMixture(Baseline):
         for e in self.experts:
             if not isinstance(e, Baseline) or not e.tags.leave_one_out or e.tags.needs_groups:
                 what = e.label if isinstance(e, Baseline) else repr(e)
-                raise InputError(f"{what} cannot be an expert: it is not leave-one-out at one rollout a task; take its twin")
+                raise InputError(
+                    f"{what} cannot be an expert: it is not leave-one-out at one rollout a task; take its twin"
+                )
         if self.rule not in ("stacking", "weights", "best"):
             raise InputError(f"experts rule must be stacking, weights or best, not {self.rule!r}")
         if not 0 < self.discount <= 1 or self.pull < 0 or not self.rate > 0 or not 0 <= self.share < 1:
@@ -133,7 +142,10 @@ class ExpertMixture(Baseline):
 
     def _each(self, batch: Batch) -> tuple[FloatArray, BoolArray]:
         """Every expert's b and whether it was its prior, (M, B) both."""
-        b_MB, prior_MB = np.empty((len(self.experts), len(batch))), np.zeros((len(self.experts), len(batch)), dtype=bool)
+        b_MB, prior_MB = (
+            np.empty((len(self.experts), len(batch))),
+            np.zeros((len(self.experts), len(batch)), dtype=bool),
+        )
         for m, e in enumerate(self.experts):
             b_MB[m] = e.predict(batch)
             if e.used_prior_B is not None:
@@ -179,15 +191,19 @@ class ExpertMixture(Baseline):
             eta = self.rate / (2 * self._largest)
             self._weights = exponential_step(self._weights, (errors_MB**2).mean(axis=1), eta, self.share)
 
-    def fit_rewards(self, tasks: Sequence[str] | Tasks, rewards: Sequence[float] | FloatArray, batch_size: int = 32) -> Self:
+    def fit_rewards(
+        self, tasks: Sequence[str] | Tasks, rewards: Sequence[float] | FloatArray, batch_size: int = 32
+    ) -> Self:
         """Learn offline from one reward each of other tasks than those to be judged. Returns itself.
 
-        Experts that learn offline are fitted on the first half; the second half is played through in batches, from which the mixture is
-        learned; then those experts are fitted on all. The rows played do not stay as history.
+        Experts that learn offline are fitted on the first half; the second half is played through in batches, from
+        which the mixture is learned; then those experts are fitted on all. The rows played do not stay as history.
         """
         tasks, y = as_tasks(tasks), np.asarray(rewards, np.float64)
         if y.shape != (len(tasks),) or not np.isfinite(y).all():
-            raise InputError(f"fit_rewards needs one finite reward a task: {len(tasks)} tasks, rewards of shape {y.shape}")
+            raise InputError(
+                f"fit_rewards needs one finite reward a task: {len(tasks)} tasks, rewards of shape {y.shape}"
+            )
         learners: list[Any] = [e for e in self.experts if hasattr(e, "fit_rewards")]
         half = len(y) // 2 if learners else 0
         for e in learners:
@@ -229,7 +245,11 @@ class ExpertMixture(Baseline):
             return
         m = len(self.experts)
         gram, weights = np.asarray(evidence["gram"], np.float64), np.asarray(evidence["weights"], np.float64)
-        if gram.shape != (m, m) or weights.shape != (m,) or not (np.isfinite(gram).all() and np.isfinite(weights).all()):
+        if (
+            gram.shape != (m, m)
+            or weights.shape != (m,)
+            or not (np.isfinite(gram).all() and np.isfinite(weights).all())
+        ):
             raise InputError(f"a state of {m} experts needs a finite {m} x {m} matrix of products and as many weights")
         self._gram, self._weights = gram, weights
         self._steps, self._rows, self._largest = (float(evidence[k]) for k in ("steps", "rows", "largest"))

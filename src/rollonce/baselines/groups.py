@@ -1,4 +1,5 @@
-"""Baselines from several rollouts of the same task in one batch: GRPO and RLOO. Rows with equal ``task_ids`` form a group."""
+"""Baselines from several rollouts of the same task in one batch: GRPO and RLOO. Rows with equal ``task_ids`` form a
+group."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def group_codes(batch: Batch, name: str) -> IntArray:
     if len(batch) and counts.min() < 2:
         alone = str(ids[int(counts.argmin())])
         raise InputError(
-            f"{name} needs at least two rollouts of every task, but task {alone!r} has one in this batch: its advantage would always be 0. "
+            f"{name} needs at least two rollouts of every task, but task {alone!r} has one in this batch: its "
+            "advantage would always be 0. "
             "Sample groups (G >= 2), or use a baseline for one rollout a task (loo, kernel, kriging)"
         )
     return codes
@@ -33,10 +35,12 @@ def group_codes(batch: Batch, name: str) -> IntArray:
 @register
 @dataclass
 class Grpo(Baseline):
-    """The mean reward of the task's group including the own: ``A = r - mean(group)``, as the stock cookbook's group mean.
+    """The mean reward of the task's group including the own: ``A = r - mean(group)``, as the stock cookbook's group
+    mean.
 
     Args:
-        scale: ``none`` (centred only) or ``group`` (divided by the group's deviation, ddof=0, as in the GRPO paper; biased).
+        scale: ``none`` (centred only) or ``group`` (divided by the group's deviation, ddof=0, as in the GRPO paper;
+            biased).
 
     Source: GRPO, Shao et al. 2024; centred only as Dr. GRPO, Liu et al. 2025.
     """
@@ -86,7 +90,8 @@ class Grpo(Baseline):
 @register
 @dataclass
 class Rloo(Baseline):
-    """The mean reward of the *other* rollouts of the task: ``MSE = s2 / (G - 1)``, so ``B_eff = B (G - 1) / G``, over B / G tasks.
+    """The mean reward of the *other* rollouts of the task: ``MSE = s2 / (G - 1)``, so ``B_eff = B (G - 1) / G``, over B
+    / G tasks.
 
     Source: Kool et al. 2019; Ahmadian et al. 2024.
     """

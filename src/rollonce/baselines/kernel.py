@@ -1,7 +1,7 @@
 """The GS1 baseline: a kernel-weighted mean of the other rollouts' rewards.
 
-``b_i = sum_{j != i} w_ij r_j / sum_{j != i} w_ij`` over the batch, or batch and window (MATH: section 1; post "You Only Rollout
-Once"). A row without weight falls back to the leave-one-out mean of what it sees.
+``b_i = sum_{j != i} w_ij r_j / sum_{j != i} w_ij`` over the batch, or batch and window (MATH: section 1; post "You Only
+Rollout Once"). A row without weight falls back to the leave-one-out mean of what it sees.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class KernelBaseline(LinearSmoother):
         return ", ".join(parts)
 
     def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """``W r`` (B,); for very large batches and windows block by block in float32 (see `rollonce.baselines.large`)."""
+        """``W r`` (B,); for very large batches and windows block by block in float32 (see
+        `rollonce.baselines.large`)."""
         window = self._window_of(history)
         if len(batch) * (len(batch) + len(window)) <= LARGE:
             return super().predict(batch, history)
@@ -73,7 +74,9 @@ class KernelBaseline(LinearSmoother):
         self.used_prior_B = ~saw
         return np.where(saw, b, self.prior)
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
         log_w = self.kernel.log_weights(tasks, columns_KM[:, :n_rows], columns_KM, visible_KBM)
         recency = ages_M * np.log(self.decay)
@@ -93,10 +96,16 @@ def _describe(kernel: Kernel) -> str:
     feature = config.get("feature")
     inside = []
     if feature:
-        text = {"tfidf": "TF-IDF", "log_length": "log length"}.get(feature["type"], str(feature.get("name") or feature["type"]))
+        text = {"tfidf": "TF-IDF", "log_length": "log length"}.get(
+            feature["type"], str(feature.get("name") or feature["type"])
+        )
         if feature["type"] == "tfidf":
             low, high = feature["ngrams"]
-            text = ("" if feature["analyzer"] == "word" else feature["analyzer"] + " ") + text + (f" {low}-{high}" if high > 1 else "")
+            text = (
+                ("" if feature["analyzer"] == "word" else feature["analyzer"] + " ")
+                + text
+                + (f" {low}-{high}" if high > 1 else "")
+            )
             text += " sublinear" if feature["sublinear"] else ""
             text += " skeleton" if feature["skeleton"] else ""
         inside.append(text)
@@ -112,7 +121,9 @@ class LeaveOneOut(LinearSmoother):
     """The mean reward of the other rollouts in the batch (and window): ``w_ij = 1``."""
 
     type: ClassVar[str] = "loo"
-    source: ClassVar[str] = "post 'You Only Rollout Once', appendix B; leave-one-out form of FlashREINFORCE (Hu et al. 2026)"
+    source: ClassVar[str] = (
+        "post 'You Only Rollout Once', appendix B; leave-one-out form of FlashREINFORCE (Hu et al. 2026)"
+    )
 
     @property
     def label(self) -> str:
@@ -124,9 +135,13 @@ class LeaveOneOut(LinearSmoother):
         window = self._window_of(history)
         if len(batch) * (len(batch) + len(window)) <= LARGE:
             return super().predict(batch, history)
-        return KernelBaseline(Uniform(), window=self.window, decay=self.decay).predict(batch, self.history if history is None else history)
+        return KernelBaseline(Uniform(), window=self.window, decay=self.decay).predict(
+            batch, self.history if history is None else history
+        )
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M): equal, or by recency where there is decay."""
         return normalise(np.broadcast_to(ages_M * np.log(self.decay), visible_KBM.shape), visible_KBM)
 
@@ -137,7 +152,8 @@ def published_tfidf(window: int = 0) -> KernelBaseline:
 
 
 def published_length_buckets(window: int = 512) -> KernelBaseline:
-    """The post's length example: 5 quantile buckets of log prompt length over this batch and the previous 16 (of 32)."""
+    """The post's length example: 5 quantile buckets of log prompt length over this batch and the previous 16 (of
+    32)."""
     return KernelBaseline(Buckets(), window=window)
 
 

@@ -1,8 +1,10 @@
-"""Kernel baselines for batches too large for a (B, B + H) table of float64: the same sums, a block of rows at a time, in float32.
+"""Kernel baselines for batches too large for a (B, B + H) table of float64: the same sums, a block of rows at a time,
+in float32.
 
-A batch of 4,096 with 65,536 rows of history has 285 million pairs. Here they are formed 256 rows at a time and reduced at once to
-``sum w r`` and ``sum w``, so memory stays near that of the features. Stated tolerance: ``|b - b64| <= 1e-4`` times the rewards' range.
-Kernels that only ask "same bucket?" need no pairs at all: sums per bucket are enough, and exact.
+A batch of 4,096 with 65,536 rows of history has 285 million pairs. Here they are formed 256 rows at a time and reduced
+at once to
+``sum w r`` and ``sum w``, so memory stays near that of the features. Stated tolerance: ``|b - b64| <= 1e-4`` times the
+rewards' range. Kernels that only ask "same bucket?" need no pairs at all: sums per bucket are enough, and exact.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ def large_predict(
     """
     own = np.arange(n_rows)
     plain_below = recency_M.sum() - recency_M[own]
-    plain = np.divide(recency_M @ rewards_M - recency_M[own] * rewards_M[own], plain_below, out=np.zeros(n_rows), where=plain_below > 0)
+    plain = np.divide(
+        recency_M @ rewards_M - recency_M[own] * rewards_M[own],
+        plain_below,
+        out=np.zeros(n_rows),
+        where=plain_below > 0,
+    )
     if isinstance(kernel, Uniform):
         return plain, plain_below > 0
     codes = _codes(kernel, tasks)
@@ -66,7 +73,9 @@ def _codes(kernel: Kernel, tasks: Tasks) -> IntArray | None:
     return None
 
 
-def _blocked_sums(kernel: Kernel, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _blocked_sums(
+    kernel: Kernel, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """``sum_j w_ij`` and ``sum_j w_ij r_j`` (B,), up to a common factor a row."""
     if isinstance(kernel, Nearest):
         return _nearest_sums(kernel, tasks, n_rows, rewards_M, recency_M)
@@ -120,7 +129,12 @@ class _Blocks:
     """
 
     def __init__(
-        self, function: Callable[[IntArray, slice], Any], *, bounded: bool, n_rows: int = _ROWS, threads: int | None = None
+        self,
+        function: Callable[[IntArray, slice], Any],
+        *,
+        bounded: bool,
+        n_rows: int = _ROWS,
+        threads: int | None = None,
     ) -> None:
         self.function, self.bounded, self.n_rows = function, bounded, n_rows
         self.threads = _threads() if threads is None else threads
@@ -171,7 +185,8 @@ def _log_weight_blocks(kernel: Kernel, tasks: Tasks) -> _Blocks:
 
 
 def _half_squares(matrix: FloatArray | SparseRows, scale: float) -> tuple[Any, Callable[[IntArray, slice], Any]]:
-    """``scale |x|^2`` (M,) and a function for ``2 scale x y'``, in float32; dense features are centred first, which loses fewer digits."""
+    """``scale |x|^2`` (M,) and a function for ``2 scale x y'``, in float32; dense features are centred first, which
+    loses fewer digits."""
     if isinstance(matrix, SparseRows):
         rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.indptr))
         squares = np.bincount(rows, weights=matrix.data**2, minlength=len(matrix))
@@ -188,7 +203,9 @@ def _nearest_sums(
     matrix = kernel.feature.transform(tasks)
     n, k, width = len(rewards_M), kernel.k, 64
     rows_at_once = _SPARSE_ROWS
-    if isinstance(matrix, np.ndarray):  # a whole number of groups of columns, the extra ones infinitely far: views rather than copies
+    if isinstance(
+        matrix, np.ndarray
+    ):  # a whole number of groups of columns, the extra ones infinitely far: views rather than copies
         # With one more column, 1 against -|x|^2 / 2, the product itself orders a row's columns by distance.
         centred = (matrix - matrix.mean(axis=0)).astype(np.float32)
         extra = -n % width
@@ -215,8 +232,9 @@ def _nearest_sums(
         rows = np.arange(start, min(start + rows_at_once, n_rows))
         block = closeness(rows)
         block[np.arange(len(rows)), rows] = -np.inf
-        # The k largest lie in the k groups of columns with the largest maxima (and the ragged rest): no need to sort 70,000 numbers.
-        # Column c is member c // n_groups of group c % n_groups: maxima over members then run along memory.
+        # The k largest lie in the k groups of columns with the largest maxima (and the ragged rest): no need to sort
+        # 70,000 numbers. Column c is member c // n_groups of group c % n_groups: maxima over members then run along
+        # memory.
         groups = block[:, :whole].reshape(len(rows), width, -1)
         n_groups = groups.shape[2]
         largest = groups.max(axis=1)
@@ -228,16 +246,24 @@ def _nearest_sums(
         row_g, group = np.nonzero(largest >= enough)
         hit, member = np.nonzero(groups[row_g, :, group] >= enough[row_g])
         row_r, place_r = np.nonzero(block[:, whole:] >= enough)
-        row, column = np.concatenate([row_g[hit], row_r]), np.concatenate([member * n_groups + group[hit], whole + place_r])
+        row, column = (
+            np.concatenate([row_g[hit], row_r]),
+            np.concatenate([member * n_groups + group[hit], whole + place_r]),
+        )
         w = recency_M[column]
-        return np.stack([np.bincount(row, v, minlength=len(rows)).astype(np.float64) for v in (w, w * rewards_M[column])], axis=1)
+        return np.stack(
+            [np.bincount(row, v, minlength=len(rows)).astype(np.float64) for v in (w, w * rewards_M[column])], axis=1
+        )
 
-    total = np.concatenate(_over_threads(sums, range(0, n_rows, rows_at_once), _threads() if isinstance(matrix, SparseRows) else 1))
+    total = np.concatenate(
+        _over_threads(sums, range(0, n_rows, rows_at_once), _threads() if isinstance(matrix, SparseRows) else 1)
+    )
     return total[:, 0], total[:, 1]
 
 
 def _inner(matrix: FloatArray | SparseRows, scale: float) -> Callable[[IntArray, slice], Any]:
-    """A function from rows and columns to ``scale * x_rows @ x_columns.T`` in float32 (sparse ones: all columns at once)."""
+    """A function from rows and columns to ``scale * x_rows @ x_columns.T`` in float32 (sparse ones: all columns at
+    once)."""
     if not isinstance(matrix, SparseRows):
         x = matrix.astype(np.float32)
         xt = np.ascontiguousarray(x.T)
@@ -271,7 +297,9 @@ def _inner(matrix: FloatArray | SparseRows, scale: float) -> Callable[[IntArray,
 _compiled: Callable[..., None] | None = None
 
 
-def _add_rare_terms(out: Any, rows: Any, indptr: Any, terms: Any, data: Any, postings: Any, posted_row: Any, posted_data: Any) -> None:
+def _add_rare_terms(
+    out: Any, rows: Any, indptr: Any, terms: Any, data: Any, postings: Any, posted_row: Any, posted_data: Any
+) -> None:
     for i in range(len(rows)):
         for a in range(indptr[rows[i]], indptr[rows[i] + 1]):
             x, t = data[a], terms[a]

@@ -69,7 +69,8 @@ class Constant(Baseline):
 @register
 @dataclass
 class FlashReinforce(Baseline):
-    """The batch mean *including* the own reward, not scaled: ``A = (B - 1) / B * A_LOO``, so all-equal rewards give no advantage.
+    """The batch mean *including* the own reward, not scaled: ``A = (B - 1) / B * A_LOO``, so all-equal rewards give no
+    advantage.
 
     Source: FlashREINFORCE, Hu et al. 2026. Its leave-one-out twin, the LOO mean, is what it is scored by.
     """
@@ -109,9 +110,9 @@ class FlashReinforce(Baseline):
 class ReinforcePlusPlus(FlashReinforce):
     """The batch mean, then advantages divided by their deviation over the batch (whitening).
 
-    The factor to the LOO twin, ``(B - 1) / (B * std_B)``, is random and depends on the own reward, so the gradient is slightly
-    biased (in direction, over batches; unlike FlashREINFORCE's constant factor). Deviation with ddof=0; a batch of equal rewards
-    gives zeros.
+    The factor to the LOO twin, ``(B - 1) / (B * std_B)``, is random and depends on the own reward, so the gradient is
+    slightly biased (in direction, over batches; unlike FlashREINFORCE's constant factor). Deviation with ddof=0; a
+    batch of equal rewards gives zeros.
 
     Source: REINFORCE++, Hu et al. 2025.
     """

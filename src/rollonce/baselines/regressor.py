@@ -21,10 +21,12 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 @register
 @dataclass
 class Ridge(LinearSmoother):
-    """Ridge regression of past rewards on features, with an unpenalised intercept; the batch's own rewards are not used.
+    """Ridge regression of past rewards on features, with an unpenalised intercept; the batch's own rewards are not
+    used.
 
-    ``b = mean(y) + k_i' (K_c + penalty I)^-1 (y - mean(y))`` in its dual form with the centred Gram matrix ``K_c`` of the
-    window's features: linear in the past rewards, rows summing to 1. Without history it falls back to the LOO mean of the batch.
+    ``b = mean(y) + k_i' (K_c + penalty I)^-1 (y - mean(y))`` in its dual form with the centred Gram matrix ``K_c`` of
+    the window's features: linear in the past rewards, rows summing to 1. Without history it falls back to the LOO mean
+    of the batch.
 
     Args:
         features: Their matrices side by side; word TF-IDF and log prompt length by default.
@@ -42,7 +44,9 @@ class Ridge(LinearSmoother):
         super().__post_init__()
         self.features = self.features or [Tfidf(), LogLength()]
         if self.window < 1 or not self.penalty > 0:
-            raise InputError(f"ridge needs a window of at least 1 row and a penalty above 0, not {self.window} and {self.penalty}")
+            raise InputError(
+                f"ridge needs a window of at least 1 row and a penalty above 0, not {self.window} and {self.penalty}"
+            )
 
     @property
     def tags(self) -> Tags:
@@ -54,7 +58,9 @@ class Ridge(LinearSmoother):
         """Ridge and its window."""
         return f"ridge critic, window {self.window}"
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M): zero on the batch's columns, unless there is no history."""
         n_blocks, n_columns = columns_KM.shape
         past = n_columns - n_rows
@@ -101,15 +107,17 @@ class BoostedTrees(Baseline):
     """Gradient-boosted trees on past rewards (scikit-learn's histogram boosting), refitted on the stream.
 
     Args:
-        features: Dense ones are used as they are; of sparse ones the leading ``components`` principal directions of the history.
+        features: Dense ones are used as they are; of sparse ones the leading ``components`` principal directions of the
+            history.
         components: How many.
         window: Rows of history kept and trained on.
         refit_every: Steps between refits.
         min_rows: Below this many rows of history it gives the running mean.
         iterations, learning_rate, max_leaf_nodes, seed: Of the trees.
 
-    It is fitted in `observe`, on rows of earlier steps alone. The saved file holds those rows, not the trees; loading fits the
-    same trees again from the same seed. Needs scikit-learn (part of rollonce's core, but not of what a trainer needs otherwise).
+    It is fitted in `observe`, on rows of earlier steps alone. The saved file holds those rows, not the trees; loading
+    fits the same trees again from the same seed. Needs scikit-learn (part of rollonce's core, but not of what a trainer
+    needs otherwise).
     """
 
     type: ClassVar[str] = "boosted_trees"
@@ -129,7 +137,9 @@ class BoostedTrees(Baseline):
     def __post_init__(self) -> None:
         self.features = self.features or [Tfidf(), LogLength()]
         if self.window < 1 or self.refit_every < 1 or self.min_rows < 2 or self.components < 1:
-            raise InputError("boosted_trees needs window, refit_every and components of at least 1, and min_rows of at least 2")
+            raise InputError(
+                "boosted_trees needs window, refit_every and components of at least 1, and min_rows of at least 2"
+            )
 
     @property
     def tags(self) -> Tags:
@@ -215,7 +225,9 @@ class BoostedTrees(Baseline):
         super().load_own_state(state)
         self._steps_behind = int(state.get("steps_behind", 0))
         at = np.flatnonzero(self.history.ages_H > self._steps_behind)
-        self._fitted = self._train(History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at]))
+        self._fitted = self._train(
+            History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at])
+        )
 
 
 @lru_cache(maxsize=1)
@@ -226,15 +238,18 @@ def _openmp() -> Any:
 
 
 def _one_thread() -> Any:
-    """A few thousand rows are fitted faster by one thread than by many that wait for each other, fifty times so on a busy machine."""
+    """A few thousand rows are fitted faster by one thread than by many that wait for each other, fifty times so on a
+    busy machine."""
     return _openmp().limit(limits=1, user_api="openmp")
 
 
 def _principal(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
-    """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components (uncentred)."""
+    """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components
+    (uncentred)."""
     gram = matrix.dot_transposed(matrix)
     values, vectors = np.linalg.eigh(gram)
-    # Beyond the matrix's rank an eigenvector is rounding noise, which the trees would split on: differently for each order of rows.
+    # Beyond the matrix's rank an eigenvector is rounding noise, which the trees would split on: differently for each
+    # order of rows.
     n = max(1, min(n, int((values > 1e-9 * max(values[-1], 1e-300)).sum())))
     values, vectors = values[::-1][:n], vectors[:, ::-1][:, :n]
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(n)])

@@ -1,10 +1,13 @@
-"""A baseline that tunes itself: Kriging whose variance shares are fitted on single rollouts of *past* steps or of other tasks.
+"""A baseline that tunes itself: Kriging whose variance shares are fitted on single rollouts of *past* steps or of other
+tasks.
 
-Task means have covariance ``sum_k pi_k K_k`` and rewards add noise of share ``pi_0`` (see `rollonce.baselines.evidence`). Several
-*experts*, each a few kernels, are fitted by penalised marginal likelihood and their shares averaged: one Kriging with the average
-covariance, steadier than any of them. No repeated rollouts are needed, and never the batch being judged: in a trainer the shares
-are refitted in `observe`, on earlier steps; offline by `fit_rewards`, on other tasks. Before there is enough to learn from, where
-all rewards are equal, or where the prompts do not differ, it is the leave-one-out mean.
+Task means have covariance ``sum_k pi_k K_k`` and rewards add noise of share ``pi_0`` (see
+`rollonce.baselines.evidence`). Several
+*experts*, each a few kernels, are fitted by penalised marginal likelihood and their shares averaged: one Kriging with
+    the average
+covariance, steadier than any of them. No repeated rollouts are needed, and never the batch being judged: in a trainer
+the shares are refitted in `observe`, on earlier steps; offline by `fit_rewards`, on other tasks. Before there is enough
+to learn from, where all rewards are equal, or where the prompts do not differ, it is the leave-one-out mean.
 
 Source: Rasmussen & Williams 2006, sections 2.7, 5.4.1 and 5.4.2; Krige 1951.
 """
@@ -49,7 +52,11 @@ def default_kernels() -> tuple[list[Kernel], list[list[int]]]:
         return Exponential(PromptStatistics(scale="rank"), l, "cityblock")
 
     def near(a: float) -> Product:
-        text = [Exponential(char(), 1 / (0.7 * a)), Exponential(skeleton(), 1 / (0.15 * a)), Exponential(word(), 1 / (0.15 * a))]
+        text = [
+            Exponential(char(), 1 / (0.7 * a)),
+            Exponential(skeleton(), 1 / (0.15 * a)),
+            Exponential(word(), 1 / (0.15 * a)),
+        ]
         return Product([*text, ranks(1 / a)])
 
     named: dict[str, Kernel] = {
@@ -85,14 +92,16 @@ class SelfTuning(LinearSmoother):
         experts: For each expert the positions of its kernels; one expert with all of them where only kernels are given.
         max_rows: Rewards that a fit uses (the newest). A fit on 500 takes about a second, on 1,000 a few.
         min_rows: Below this many rows of past rewards it stays the leave-one-out mean.
-        refit_every: Steps between refits in `observe` (and after steps 1, 2, 4, 8 ... before the first of them); 0 keeps what
-            `fit_rewards` gave.
+        refit_every: Steps between refits in `observe` (and after steps 1, 2, 4, 8 ... before the first of them); 0
+            keeps what `fit_rewards` gave.
         alpha, alpha_noise: Of the Dirichlet prior on the shares.
-        noise: ``constant``, or ``bernoulli``: a row's noise is in proportion to ``p (1 - p)`` with p its mean reward as predicted
-            from the rewards of earlier steps (never of the batch), shrunk by half to their mean. For rewards in [0, 1].
+        noise: ``constant``, or ``bernoulli``: a row's noise is in proportion to ``p (1 - p)`` with p its mean reward as
+            predicted from the rewards of earlier steps (never of the batch), shrunk by half to their mean. For rewards
+            in [0, 1].
         window, decay: See `LinearSmoother`; a row of age a has its noise divided by ``decay ** a``.
 
-    ``observe`` keeps ``max(window, max_rows)`` rows. Exact up to 2,048 visible rows; of a longer window the newest that fit are used.
+    ``observe`` keeps ``max(window, max_rows)`` rows. Exact up to 2,048 visible rows; of a longer window the newest that
+    fit are used.
     A history given to `predict` stands for all that was observed: shares are fitted on it as `observe` would have.
 
     >>> prompts = [f"count to {n}" for n in range(8)] + [f"prove lemma {n}" for n in range(8)]
@@ -125,9 +134,19 @@ class SelfTuning(LinearSmoother):
             self.experts = self.experts or defaults
         self.experts = [[int(k) for k in e] for e in (self.experts or [range(len(self.kernels))])]
         if any(not e or min(e) < 0 or max(e) >= len(self.kernels) for e in self.experts):
-            raise InputError(f"self_tuning experts must each name kernels 0 to {len(self.kernels) - 1}, not {self.experts}")
-        if self.max_rows < 2 or self.min_rows < 2 or self.refit_every < 0 or not (self.alpha > 0 and self.alpha_noise > 0):
-            raise InputError("self_tuning needs max_rows and min_rows of at least 2, refit_every >= 0, and alpha and alpha_noise above 0")
+            raise InputError(
+                f"self_tuning experts must each name kernels 0 to {len(self.kernels) - 1}, not {self.experts}"
+            )
+        if (
+            self.max_rows < 2
+            or self.min_rows < 2
+            or self.refit_every < 0
+            or not (self.alpha > 0 and self.alpha_noise > 0)
+        ):
+            raise InputError(
+                "self_tuning needs max_rows and min_rows of at least 2, refit_every >= 0, and alpha and alpha_noise "
+                "above 0"
+            )
         if self.noise not in ("constant", "bernoulli"):
             raise InputError(f"self_tuning noise must be 'constant' or 'bernoulli', not {self.noise!r}")
 
@@ -144,12 +163,14 @@ class SelfTuning(LinearSmoother):
 
     @property
     def shares_K1(self) -> FloatArray:
-        """Shares of variance in use, a share a kernel and the noise last (K + 1,); all noise before anything was learned."""
+        """Shares of variance in use, a share a kernel and the noise last (K + 1,); all noise before anything was
+        learned."""
         shares = self._learned if self._learned is not None else self._given
         return shares if shares is not None else np.append(np.zeros(len(self.kernels)), 1.0)
 
     def fit(self, prompts: Sequence[str] | Tasks) -> Self:
-        """Fit features on prompts, and measure how much each kernel varies over them; one that does not is left out from then on."""
+        """Fit features on prompts, and measure how much each kernel varies over them; one that does not is left out
+        from then on."""
         tasks = as_tasks(prompts)
         usable = fit_once(self.kernels, tasks)
         some = tasks
@@ -177,7 +198,9 @@ class SelfTuning(LinearSmoother):
         tasks = as_tasks(tasks)
         y = np.asarray(rewards, np.float64)
         if y.shape != (len(tasks),) or not np.isfinite(y).all():
-            raise InputError(f"fit_rewards needs one finite reward a task: {len(tasks)} tasks, rewards of shape {y.shape}")
+            raise InputError(
+                f"fit_rewards needs one finite reward a task: {len(tasks)} tasks, rewards of shape {y.shape}"
+            )
         if len(y) > self.max_rows:
             at = np.linspace(0, len(y) - 1, self.max_rows).astype(np.int64)
             tasks, y = tasks.take(at), y[at]
@@ -217,7 +240,8 @@ class SelfTuning(LinearSmoother):
             self._learned, self._table = self._fit(rows.tasks, rows.rewards_H), None
 
     def _last_refit(self, steps: int) -> int:
-        """The step of the newest refit after this many: multiples of ``refit_every``, and powers of two before the first; 0 for none."""
+        """The step of the newest refit after this many: multiples of ``refit_every``, and powers of two before the
+        first; 0 for none."""
         if not self.refit_every or steps < 1:
             return 0
         if steps >= self.refit_every:
@@ -245,11 +269,17 @@ class SelfTuning(LinearSmoother):
         return clone
 
     def weights(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is 0."""
-        return super().weights(batch) if history is None else self._as_after(history)._weights(batch, history.last(self.window))
+        """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is
+        0."""
+        return (
+            super().weights(batch)
+            if history is None
+            else self._as_after(history)._weights(batch, history.last(self.window))
+        )
 
     def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """``W r`` (B,); the declared prior where a row sees nothing. With a history given, shares are fitted on it for this call."""
+        """``W r`` (B,); the declared prior where a row sees nothing. With a history given, shares are fitted on it for
+        this call."""
         if history is None:
             return super().predict(batch)
         clone = self._as_after(history)
@@ -268,7 +298,9 @@ class SelfTuning(LinearSmoother):
         else:
             c = self._sum(tasks, columns_KM)
         # A row with 1e12 times the noise counts for nothing already; more would only overflow.
-        grown = 1.0 if ages_M is None or self.decay == 1 else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12)))
+        grown = (
+            1.0 if ages_M is None or self.decay == 1 else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12)))
+        )
         c[:, np.arange(n_columns), np.arange(n_columns)] += self.shares_K1[-1] * grown + JITTER
         return c
 
@@ -279,7 +311,9 @@ class SelfTuning(LinearSmoother):
                 c += share / spread * kernel.covariance(tasks, columns_KM, columns_KM)
         return c
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`. Blocks in a row that see the same tasks share one solve."""
         if not len(self.spread_K):
             raise InputError("this self_tuning baseline was not fitted; call fit(prompts) first (or load a saved one)")
@@ -287,13 +321,17 @@ class SelfTuning(LinearSmoother):
         out = np.zeros((n_blocks, n_rows, n_columns))
         if n_columns > max(EXACT_UP_TO, n_rows):
             keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - (EXACT_UP_TO - n_rows), n_columns)])
-            out[:, :, keep] = self.weight_blocks(tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep])
+            out[:, :, keep] = self.weight_blocks(
+                tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep]
+            )
             return out
         small = tasks.index_N is None and len(tasks) <= FULL_MATRIX_UP_TO
         if small and n_blocks * n_columns**2 > len(tasks) ** 2 and (self._table is None or self._table[0] is not tasks):
             self._table = (tasks, self._sum(tasks, np.arange(len(tasks))[None])[0])
         for start, stop, place_KM in shared_blocks(columns_KM, self.decay == 1, max(1, 4_000_000 // n_columns**2)):
-            p = residual_precision(self.covariance(tasks, columns_KM[start : start + 1 if place_KM is not None else stop], ages_M))
+            p = residual_precision(
+                self.covariance(tasks, columns_KM[start : start + 1 if place_KM is not None else stop], ages_M)
+            )
             out[start:stop] = leave_out_rows(p, n_rows, visible_KBM[start:stop], place_KM)
         return out
 
@@ -339,16 +377,23 @@ class SelfTuning(LinearSmoother):
         if shares is None:
             return None
         array = np.asarray(shares, np.float64)
-        if array.shape != (len(self.kernels) + 1,) or not np.isfinite(array).all() or array.min() < 0 or not array[-1] > 0:
-            raise InputError(f"shares of {len(self.kernels)} kernels and noise must be that many numbers >= 0, with noise above 0")
+        if (
+            array.shape != (len(self.kernels) + 1,)
+            or not np.isfinite(array).all()
+            or array.min() < 0
+            or not array[-1] > 0
+        ):
+            raise InputError(
+                f"shares of {len(self.kernels)} kernels and noise must be that many numbers >= 0, with noise above 0"
+            )
         return array
 
 
 def bernoulli_weights(baseline: SelfTuning, batch: Batch, window: History) -> FloatArray:
     """Weights (B, B + H) with each row's noise in proportion to ``p (1 - p)``.
 
-    p is the row's mean reward as Kriging predicts it from the *window's* rewards alone (of a row of the window, from the others),
-    pulled halfway to their mean; no reward of the batch is read.
+    p is the row's mean reward as Kriging predicts it from the *window's* rewards alone (of a row of the window, from
+    the others), pulled halfway to their mean; no reward of the batch is read.
     """
     n, h = len(batch), len(window)
     tasks = Tasks.concat(batch.tasks, window.tasks)

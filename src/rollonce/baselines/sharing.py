@@ -1,4 +1,5 @@
-"""What many share: blocks that see the same tasks one solve, kernels on equal features one vocabulary, in memory and in the file."""
+"""What many share: blocks that see the same tasks one solve, kernels on equal features one vocabulary, in memory and in
+the file."""
 
 from __future__ import annotations
 
@@ -20,10 +21,13 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
 def shared_blocks(columns_KM: IntArray, may_share: bool, chunk: int) -> Iterator[tuple[int, int, IntArray | None]]:
-    """``(start, stop, place_KM)``: runs of blocks that see the same columns in another order, or chunks of blocks that do not.
+    """``(start, stop, place_KM)``: runs of blocks that see the same columns in another order, or chunks of blocks that
+    do not.
 
-    ``place_KM[k, j]`` is where block ``start + k`` has the j-th column of block ``start``'s precision: its column j stands at
-    ``place`` there. None for a chunk: a precision for each block is needed. Where age counts (``may_share`` False) nothing is shared.
+    ``place_KM[k, j]`` is where block ``start + k`` has the j-th column of block ``start``'s precision: its column j
+    stands at
+    ``place`` there. None for a chunk: a precision for each block is needed. Where age counts (``may_share`` False)
+        nothing is shared.
     """
     n_blocks, n_columns = columns_KM.shape
     new = np.ones(n_blocks, dtype=bool)
@@ -43,7 +47,8 @@ def shared_blocks(columns_KM: IntArray, may_share: bool, chunk: int) -> Iterator
 
 
 def leave_out_rows(p_KMM: FloatArray, n_rows: int, visible_KBM: BoolArray, place_KM: IntArray | None) -> FloatArray:
-    """Weights (K, B, M) from residual precisions, as `kriging.leave_out`; one precision for all where ``place_KM`` is given.
+    """Weights (K, B, M) from residual precisions, as `kriging.leave_out`; one precision for all where ``place_KM`` is
+    given.
 
     Leaving out a set S that includes i, the weights on the others are ``-[P_SS^-1 P_S,rest]_i``, exactly 0 on S.
     """
@@ -71,9 +76,11 @@ def _unit_rows(w_KBM: FloatArray) -> FloatArray:
 
 
 def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
-    """Fit the kernels' features on prompts; of features with equal settings one is fitted and the others take over what it learned.
+    """Fit the kernels' features on prompts; of features with equal settings one is fitted and the others take over what
+    it learned.
 
-    Returns whether each kernel can be used: not where a TF-IDF found no term at all in these prompts (words in "2+2", say).
+    Returns whether each kernel can be used: not where a TF-IDF found no term at all in these prompts (words in "2+2",
+        say).
     """
     fitted: dict[str, Feature | None] = {}
     usable = []
@@ -126,6 +133,8 @@ def unpool(state: dict[str, Any]) -> dict[str, Any]:
     def walk(part: dict[str, Any]) -> dict[str, Any]:
         if "pooled" in part:
             return kept[part["pooled"]]
-        return part | {"children": {name: walk(c) for name, c in part["children"].items()}} if "children" in part else part
+        return (
+            part | {"children": {name: walk(c) for name, c in part["children"].items()}} if "children" in part else part
+        )
 
     return walk({k: v for k, v in state.items() if k != "pool"})

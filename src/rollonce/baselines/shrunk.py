@@ -41,7 +41,9 @@ class Shrunk(LinearSmoother):
         """What is shrunk, and how far."""
         return f"{self.smoother.label}, {self.amount:.2g} LOO"
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M)."""
         plain = LeaveOneOut(window=self.window, decay=self.decay)
         args = (tasks, columns_KM, n_rows, visible_KBM, ages_M)
@@ -63,8 +65,16 @@ class Blend(LinearSmoother):
     shares: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        if not self.smoothers or len(self.smoothers) != len(self.shares) or min(self.shares) < 0 or sum(self.shares) <= 0:
-            raise InputError(f"a blend of {len(self.smoothers)} smoothers needs as many shares >= 0, not all zero; got {list(self.shares)}")
+        if (
+            not self.smoothers
+            or len(self.smoothers) != len(self.shares)
+            or min(self.shares) < 0
+            or sum(self.shares) <= 0
+        ):
+            raise InputError(
+                f"a blend of {len(self.smoothers)} smoothers needs as many shares >= 0, not all zero; got "
+                f"{list(self.shares)}"
+            )
         _own_window(self, max(s.window for s in self.smoothers), 1.0)
         super().__post_init__()
 
@@ -83,10 +93,15 @@ class Blend(LinearSmoother):
         """Its largest parts."""
         top = sorted(zip(self.shares, self.smoothers, strict=True), key=lambda p: -p[0])[:2]
         return (
-            "blend(" + " + ".join(f"{a / sum(self.shares):.2g} {s.label}" for a, s in top) + (", ..." if len(self.shares) > 2 else "") + ")"
+            "blend("
+            + " + ".join(f"{a / sum(self.shares):.2g} {s.label}" for a, s in top)
+            + (", ..." if len(self.shares) > 2 else "")
+            + ")"
         )
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M)."""
         total = np.zeros(visible_KBM.shape)
         present = np.zeros((*visible_KBM.shape[:2], 1))
@@ -106,5 +121,7 @@ class Blend(LinearSmoother):
 def _own_window(mixed: LinearSmoother, window: int, decay: float) -> None:
     """Window and decay come from the parts; others given here would be ignored, so they are refused."""
     if mixed.window not in (0, window) or mixed.decay not in (1.0, decay):
-        raise InputError(f"{mixed.type} takes window and decay from its parts (here {window} and {decay:g}); set them there")
+        raise InputError(
+            f"{mixed.type} takes window and decay from its parts (here {window} and {decay:g}); set them there"
+        )
     mixed.window, mixed.decay = window, decay

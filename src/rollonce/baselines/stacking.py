@@ -1,4 +1,5 @@
-"""Weights on a simplex from losses of experts: stacking on a Gram matrix of errors, and exponential weights with a fixed share."""
+"""Weights on a simplex from losses of experts: stacking on a Gram matrix of errors, and exponential weights with a
+fixed share."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def to_simplex(v_M: FloatArray) -> FloatArray:
 def stack(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) -> FloatArray:
     """The mixture ``a`` (M,) on the simplex that minimises ``a' G a + pull |a - e_home|^2``.
 
-    With ``G`` the mean products of experts' errors, ``a' G a`` is the mean squared error of their mixture (Wolpert 1992; Breiman 1996).
+    With ``G`` the mean products of experts' errors, ``a' G a`` is the mean squared error of their mixture (Wolpert
+    1992; Breiman 1996).
 
     Args:
         gram_MM: G, positive semi-definite.
@@ -47,10 +49,11 @@ def stack(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) ->
 def exponential_step(weights_M: FloatArray, losses_M: FloatArray, eta: float, share: float) -> FloatArray:
     """One step of exponential weights, then a fixed share (Herbster & Warmuth 1998): ``(1 - share) w + share / M``.
 
-    With losses ``mean_i (r_i - b_i)^2`` of a batch, errors within ``[-R, R]`` and ``eta = 1 / (2 R^2)`` the batch's loss is
-    eta-exp-concave in the mixture, so over T steps the mixture's summed loss exceeds the best expert's by at most
-    ``2 R^2 ln M`` (Cesa-Bianchi & Lugosi 2006, theorem 3.2) without a share, and a sequence of experts that changes k times by at most
-    ``2 R^2 ((k + 1) ln M + k ln(1 / share) + (T - 1 - k) ln(1 / (1 - share)))`` up to ``(k ln(M - 1))`` less (theorem 5.2).
+    With losses ``mean_i (r_i - b_i)^2`` of a batch, errors within ``[-R, R]`` and ``eta = 1 / (2 R^2)`` the batch's
+    loss is eta-exp-concave in the mixture, so over T steps the mixture's summed loss exceeds the best expert's by at
+    most ``2 R^2 ln M`` (Cesa-Bianchi & Lugosi 2006, theorem 3.2) without a share, and a sequence of experts that
+    changes k times by at most ``2 R^2 ((k + 1) ln M + k ln(1 / share) + (T - 1 - k) ln(1 / (1 - share)))`` up to ``(k
+    ln(M - 1))`` less (theorem 5.2).
     """
     log_w = np.log(np.maximum(weights_M, 1e-300)) - eta * losses_M
     w = np.exp(log_w - log_w.max())

@@ -19,7 +19,8 @@ class Tracker(Baseline):
     """Discounted Beta tracker per task: ``b = (prior_mean * strength + sum_a d^a r_a) / (strength + sum_a d^a)``.
 
     Args:
-        discount: ``d``, per earlier rollout of the task; rollouts of one batch share the weight that they would have had in turn.
+        discount: ``d``, per earlier rollout of the task; rollouts of one batch share the weight that they would have
+            had in turn.
         strength: Pseudo-rollouts at the prior mean.
         prior_mean: Used until a task has come before; with None, the running mean of all rewards observed so far.
 
@@ -38,13 +39,17 @@ class Tracker(Baseline):
 
     def __post_init__(self) -> None:
         if not 0 < self.discount <= 1 or self.strength < 0:
-            raise InputError(f"a tracker needs a discount in (0, 1] and strength >= 0, not {self.discount} and {self.strength}")
+            raise InputError(
+                f"a tracker needs a discount in (0, 1] and strength >= 0, not {self.discount} and {self.strength}"
+            )
 
     @property
     def tags(self) -> Tags:
         """Needs repeats; sees nothing of the batch's other rewards."""
         free = self.prior_mean is None
-        return Tags(needs_repeats=True, needs_history=True, neutral=False, shift_equivariant=free, scale_equivariant=free)
+        return Tags(
+            needs_repeats=True, needs_history=True, neutral=False, shift_equivariant=free, scale_equivariant=free
+        )
 
     @property
     def label(self) -> str:
@@ -92,7 +97,11 @@ class Tracker(Baseline):
 
     def own_state(self) -> dict[str, Any]:
         """The sums per task, which are all that it keeps of its history."""
-        return {"history": {"sums": {k: list(v) for k, v in self.sums_.items()}, "total": list(self.total_)}} if self.sums_ else {}
+        return (
+            {"history": {"sums": {k: list(v) for k, v in self.sums_.items()}, "total": list(self.total_)}}
+            if self.sums_
+            else {}
+        )
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore the sums."""
@@ -132,6 +141,8 @@ class Oracle(Baseline):
         """
         missing = [str(t) for t in batch.tasks.task_ids if str(t) not in self.means]
         if missing:
-            raise InputError(f"the oracle does not know task {missing[0]!r} ({len(missing)} of {len(batch)} are missing)")
+            raise InputError(
+                f"the oracle does not know task {missing[0]!r} ({len(missing)} of {len(batch)} are missing)"
+            )
         self.used_prior_B = np.zeros(len(batch), dtype=bool)
         return np.array([self.means[str(t)] for t in batch.tasks.task_ids], dtype=np.float64)

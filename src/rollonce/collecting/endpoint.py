@@ -1,7 +1,8 @@
 """Any OpenAI-compatible server as a policy: vLLM, SGLang, llama.cpp, transformers serve, Tinker's, a provider's.
 
-One request is one rollout (``n=1``), so that each has its own seed and can fail, be retried and be written by itself. What a server does
-not take (``seed``, ``max_tokens`` under that name) is found out from its refusal, once, and noted in the provenance.
+One request is one rollout (``n=1``), so that each has its own seed and can fail, be retried and be written by itself.
+What a server does not take (``seed``, ``max_tokens`` under that name) is found out from its refusal, once, and noted in
+the provenance.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ class Endpoint:
     """
 
     def __init__(
-        self, settings: Settings, note: dict[str, Any], say: Callable[[str], None], client: httpx.AsyncClient | None = None
+        self,
+        settings: Settings,
+        note: dict[str, Any],
+        say: Callable[[str], None],
+        client: httpx.AsyncClient | None = None,
     ) -> None:
         import httpx
 
@@ -47,7 +52,9 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
         timeout = httpx.Timeout(settings.timeout, connect=min(15.0, settings.timeout))
-        self.client = client or httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, follow_redirects=True)
+        self.client = client or httpx.AsyncClient(
+            headers=headers, limits=limits, timeout=timeout, follow_redirects=True
+        )
         self.retries = 0
         self._send_seed = not str(note.get("seed", "")).startswith("refused")
         self._limit_key = note.get("limit_key", "max_tokens")
@@ -72,7 +79,8 @@ class Endpoint:
             raise InputError(f"--url {self.settings.url!r} is no address ({error})") from None
         except httpx.TransportError as error:
             raise InputError(
-                f"no server answers at {self.base} ({_reason(error)}); start it, or correct --url (it ends with /v1 for most servers)"
+                f"no server answers at {self.base} ({_reason(error)}); start it, or correct --url (it ends with /v1 "
+                "for most servers)"
             ) from None
         self._check_key(answer)
         if answer.status_code == 200:
@@ -83,7 +91,10 @@ class Endpoint:
         if self._listed:
             self.note["models"] = self._listed[:20]
             if self.settings.policy not in self._listed:
-                self.say(f"the server does not list {self.settings.policy!r}, but {_some(self._listed)}; asking it all the same")
+                self.say(
+                    f"the server does not list {self.settings.policy!r}, but {_some(self._listed)}; asking it all the "
+                    "same"
+                )
 
     async def sample(self, task: Task, seed: int) -> Sampled:
         """One rollout.
@@ -103,7 +114,9 @@ class Endpoint:
             finish = choice.get("finish_reason") or "stop"
             usage = body.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            raise InputError(f"{self._where()} answers what is no {self.settings.api} completion: {self._quote(answer)}") from None
+            raise InputError(
+                f"{self._where()} answers what is no {self.settings.api} completion: {self._quote(answer)}"
+            ) from None
         if not isinstance(text, str):
             text = "".join(p.get("text", "") for p in text if isinstance(p, dict))
         self._note_answer(body)
@@ -122,10 +135,12 @@ class Endpoint:
         for name in ("model", "system_fingerprint"):
             if isinstance(body.get(name), str) and f"answered_{name}" not in self.note:
                 self.note[f"answered_{name}"] = body[name]
-                # Providers answer with a dated name, transformers with a revision behind it: those are the model asked for.
+                # Providers answer with a dated name, transformers with a revision behind it: those are the model asked
+                # for.
                 if name == "model" and not body[name].startswith(self.settings.policy):
                     self.say(
-                        f"asked for {self.settings.policy!r}, the server says that {body[name]!r} answers; see that it is the one you mean"
+                        f"asked for {self.settings.policy!r}, the server says that {body[name]!r} answers; see that it "
+                        "is the one you mean"
                     )
 
     # ---- a request
@@ -133,7 +148,12 @@ class Endpoint:
     def _body(self, task: Task, seed: int) -> dict[str, Any]:
         s = self.settings
         text = s.template.replace("{prompt}", task.prompt)
-        body: dict[str, Any] = {"model": s.policy, "temperature": s.temperature, self._limit_key: s.max_tokens, **s.extra}
+        body: dict[str, Any] = {
+            "model": s.policy,
+            "temperature": s.temperature,
+            self._limit_key: s.max_tokens,
+            **s.extra,
+        }
         if self._send_seed:
             body["seed"] = seed
         if s.api == "chat":
@@ -171,14 +191,17 @@ class Endpoint:
             limit = min(s.retries, 2) if doubtful and not self._answered else s.retries
             if tries >= limit or (wait is not None and wait > _PATIENCE):
                 late = f"; it asks to wait {wait:.0f} s" if wait is not None and wait > _PATIENCE else ""
-                raise InputError(f"{self._where()} failed {tries + 1} times in a row, last with {last}{late}{self._names()}")
+                raise InputError(
+                    f"{self._where()} failed {tries + 1} times in a row, last with {last}{late}{self._names()}"
+                )
             tries += 1
             self.retries += 1
             # Spread out, or all that failed together come back together.
             await asyncio.sleep(max(wait or 0.0, min(_LONGEST_WAIT, 0.5 * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)))
 
     def _adapted(self, answer: httpx.Response, body: dict[str, Any]) -> bool:
-        """Whether the server refuses a field that can be done without, now left out: the request is to be sent again."""
+        """Whether the server refuses a field that can be done without, now left out: the request is to be sent
+        again."""
         if answer.status_code not in (400, 422, 501):
             return False
         text = answer.text.lower()
@@ -204,7 +227,10 @@ class Endpoint:
 
     def _refusal(self, answer: httpx.Response, task: Task) -> str:
         text = answer.text.lower()
-        what = f"{self._where()} refuses the request for task {task.id!r} (status {answer.status_code}: {self._quote(answer)})"
+        what = (
+            f"{self._where()} refuses the request for task {task.id!r} (status {answer.status_code}: "
+            f"{self._quote(answer)})"
+        )
         if answer.status_code == 404 and "model" not in text:
             other = "completions" if self.settings.api == "chat" else "chat"
             return f"{what}; correct --url (it ends with /v1 for most servers), or try --api {other}"

@@ -1,7 +1,9 @@
-"""A verifiers environment (0.4) as the source of tasks: it rolls out and scores, we choose tasks, seeds and how many at once.
+"""A verifiers environment (0.4) as the source of tasks: it rolls out and scores, we choose tasks, seeds and how many at
+once.
 
-One agent, its program in a process on this machine: the environment's own program where it brings one, else verifiers' plain chat loop
-(``null``). What needs containers or several agents is run with verifiers' own command, whose traces `rollonce score` reads.
+One agent, its program in a process on this machine: the environment's own program where it brings one, else verifiers'
+plain chat loop (``null``). What needs containers or several agents is run with verifiers' own command, whose traces
+`rollonce score` reads.
 Source: verifiers 0.4.0, v1/env.py (`Env.run_slot`), v1/taskset.py, v1/utils/loaders.py.
 """
 
@@ -21,7 +23,8 @@ from rollonce.readers.base import Options
 from rollonce.readers.verifiers import Verifiers, prompt_of
 from rollonce.tasks import Task
 
-# What a client of an endpoint without a key is told to read: never set, so verifiers sends its own placeholder and not a key of the user's.
+# What a client of an endpoint without a key is told to read: never set, so verifiers sends its own placeholder and not
+# a key of the user's.
 _NO_KEY = "ROLLONCE_NO_KEY"
 _SEED_SENT = "sent with each request; whether the server heeds it was not checked"
 
@@ -46,22 +49,32 @@ class Environment:
         """
         try:
             from verifiers.v1.configs.env import agent_config_fields
-            from verifiers.v1.utils.loaders import default_harness_id, environment_class, load_environment, resolve_env_config
+            from verifiers.v1.utils.loaders import (
+                default_harness_id,
+                environment_class,
+                load_environment,
+                resolve_env_config,
+            )
         except ImportError as error:
             raise MissingExtraError("a verifiers environment", "verifiers>=0.4", "verifiers") from error
         name = s.tasks_from.partition(":")[2].strip()
         if not name:
             raise InputError("say which environment: --tasks-from verifiers:TASKSET")
         if s.split != "calibration" or s.system is not None or s.template != "{prompt}" or s.api != "chat":
-            raise InputError("a verifiers environment has its own splits and prompts: leave out --split, --system, --template, --api")
+            raise InputError(
+                "a verifiers environment has its own splits and prompts: leave out --split, --system, --template, --api"
+            )
         try:
             environment_class(name)
             bundled = default_harness_id(name)
             harness = "null" if bundled == "bash" else bundled
-            config = resolve_env_config({"taskset": {"id": name}, "agent": {"harness": {"id": harness}, "runtime": {"type": "subprocess"}}})
+            config = resolve_env_config(
+                {"taskset": {"id": name}, "agent": {"harness": {"id": harness}, "runtime": {"type": "subprocess"}}}
+            )
             if list(agent_config_fields(config)) != ["agent"]:
                 raise InputError(
-                    f"the environment {name!r} has several agents; run it with verifiers' own command and give `rollonce score` its traces"
+                    f"the environment {name!r} has several agents; run it with verifiers' own command and give "
+                    "`rollonce score` its traces"
                 )
             env = load_environment(config)
             taskset = env.taskset if env.taskset.bounded else env.taskset.take(s.n_tasks)
@@ -69,17 +82,28 @@ class Environment:
         except InputError:
             raise
         except Exception as error:  # an environment is foreign code: anything may come out of it
-            raise InputError(f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_line(error)}") from error
+            raise InputError(
+                f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_line(error)}"
+            ) from error
         if len(found) < s.n_tasks:
-            raise InputError(f"{s.n_tasks} tasks asked for, but {name} has only {len(found)}: ask for --tasks {len(found)}")
-        order = np.random.default_rng([s.seed, len(found)]).permutation(len(found)) if env.taskset.bounded else range(len(found))
+            raise InputError(
+                f"{s.n_tasks} tasks asked for, but {name} has only {len(found)}: ask for --tasks {len(found)}"
+            )
+        order = (
+            np.random.default_rng([s.seed, len(found)]).permutation(len(found))
+            if env.taskset.bounded
+            else range(len(found))
+        )
         own: dict[str, Any] = {}
         tasks = []
         for i in list(order)[: s.n_tasks]:
             task = found[int(i)]
             data = task.data.model_dump(mode="json")
             if data.get("prompt") is None:
-                raise InputError(f"in {name} the environment opens the conversation: there is no prompt that is known before the rollout")
+                raise InputError(
+                    f"in {name} the environment opens the conversation: there is no prompt that is known before the "
+                    "rollout"
+                )
             id_ = f"{name}/{task.key}"
             own[id_] = task
             tasks.append(Task(id_, prompt_of(data, {}), "", _never))
@@ -100,7 +124,11 @@ class EnvironmentAsker:
         self.environment, self.endpoint, self.note = environment, endpoint, note
         self.retries = 0
         self._client = EvalClientConfig.model_validate(
-            {"base_url": endpoint.base, "api_key_var": s.key_env or _NO_KEY, "timeout": {"connect": 15.0, "read": s.timeout}}
+            {
+                "base_url": endpoint.base,
+                "api_key_var": s.key_env or _NO_KEY,
+                "timeout": {"connect": 15.0, "read": s.timeout},
+            }
         )
         self._serving = contextlib.AsyncExitStack()
         self._reader, self._options = Verifiers(), Options()
@@ -128,7 +156,9 @@ class EnvironmentAsker:
         s, attempt = self.environment.settings, 0
         while True:
             seeded = {} if str(self.note.get("seed", "")).startswith("refused") else {"seed": seed}
-            sampling = SamplingConfig.model_validate({"temperature": s.temperature, "max_tokens": s.max_tokens, **s.extra, **seeded})
+            sampling = SamplingConfig.model_validate(
+                {"temperature": s.temperature, "max_tokens": s.max_tokens, **s.extra, **seeded}
+            )
             slot = RunSlot(self.environment.own[task.id])
             episode = await self.environment.env.run_slot(slot, ModelContext(s.policy, self._client, sampling))
             errors = [*(e for t in episode.traces for e in t.errors), *episode.errors]
@@ -140,10 +170,15 @@ class EnvironmentAsker:
                 self.note["seed"] = f"refused by the server, not sent ({said})"
                 continue
             if status is not None and status < 500 and status not in (408, 409, 425, 429):
-                raise InputError(f"the server at {self.endpoint.base} refuses the request for task {task.id!r} (status {status}: {said})")
+                raise InputError(
+                    f"the server at {self.endpoint.base} refuses the request for task {task.id!r} (status {status}: "
+                    f"{said})"
+                )
             if attempt == s.retries:
                 if status is not None:
-                    raise InputError(f"the server at {self.endpoint.base} failed {attempt + 1} times in a row, last with {said}")
+                    raise InputError(
+                        f"the server at {self.endpoint.base} failed {attempt + 1} times in a row, last with {said}"
+                    )
                 return Sampled("", None, None, False, reward=0.0, failure=said)
             attempt += 1
             self.retries += 1
@@ -153,7 +188,9 @@ class EnvironmentAsker:
         trace = episode.traces[0]
         text, finish = _text(trace), trace.calls[-1].finish_reason if trace.calls else None
         tokens = trace.num_input_tokens, trace.num_output_tokens
-        if finish == "length":  # whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0
+        if (
+            finish == "length"
+        ):  # whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0
             self.note.setdefault("seed", _SEED_SENT)
             return Sampled(text, *tokens, True, reward=0.0, failure="truncated")
         try:

@@ -44,17 +44,24 @@ class Local:
         try:
             self.policy = load_embedded(**options) if embedded else TransformersPolicy.load(settings.policy, **options)
         except (RuntimeError, AssertionError) as error:
-            raise InputError(f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_line(error)}") from error
+            raise InputError(
+                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_line(error)}"
+            ) from error
 
     def fingerprint(self) -> str:
         """Of the weights: equal for equal files; "" for a hub id, whose files the hub's own cache keeps apart.
 
-        Of files above 64 MiB the size, the first and the last MiB: training moves every tensor, and reading 30 GB takes a minute.
+        Of files above 64 MiB the size, the first and the last MiB: training moves every tensor, and reading 30 GB takes
+            a minute.
         """
         if not self.directory.is_dir():
             return ""
         digest = hashlib.blake2b(digest_size=12)
-        for file in sorted(p for p in self.directory.iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".jinja") and p.is_file()):
+        for file in sorted(
+            p
+            for p in self.directory.iterdir()
+            if p.suffix in (".safetensors", ".bin", ".json", ".jinja") and p.is_file()
+        ):
             size = file.stat().st_size
             digest.update(f"{file.name}\0{size}\0".encode())
             with open(file, "rb") as f:
@@ -79,7 +86,9 @@ class Local:
             )
         except RuntimeError as error:
             if "out of memory" in str(error).lower() or "alloc" in str(error).lower():
-                raise InputError(f"--batch-rows {s.batch_rows} is more than the memory holds ({_line(error)}); give less") from error
+                raise InputError(
+                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_line(error)}); give less"
+                ) from error
             raise
         prompt_tokens = got.prompt_mask_BP.sum(dim=1).tolist()
         each = zip(got.texts, prompt_tokens, got.lengths_B.tolist(), got.truncated_B.tolist(), strict=True)

@@ -1,7 +1,7 @@
 """One collection from beginning to end: tasks, rollouts, grades, the file.
 
-A model on this machine works through blocks of fixed rollouts, one after the other; a server gets requests from a fixed number of workers.
-Either way a rollout that has a row is never asked for again.
+A model on this machine works through blocks of fixed rollouts, one after the other; a server gets requests from a fixed
+number of workers. Either way a rollout that has a row is never asked for again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
         say: Takes sentences for the user.
 
     Raises:
-        InputError: anything that the user can mend. Rollouts that were finished before it stay, and the same settings go on from there.
+        InputError: anything that the user can mend. Rollouts that were finished before it stay, and the same settings
+            go on from there.
     """
     settings, say = check(settings), say or (lambda text: None)
     settings.key()  # a key that is not there is said before tasks are made
@@ -96,13 +97,18 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
 
 
 def _by_blocks(
-    s: Settings, store: Store, tasks: Sequence[Task], sample: Callable[[Sequence[Task], Sequence[int]], list[Sampled]], tell: Tell | None
+    s: Settings,
+    store: Store,
+    tasks: Sequence[Task],
+    sample: Callable[[Sequence[Task], Sequence[int]], list[Sampled]],
+    tell: Tell | None,
 ) -> None:
     by_id = {t.id: t for t in tasks}
     for block in store.blocks(s.batch_rows):
         if all(pair in store.rows for pair in block):
             continue
-        # The whole block even if a kill in the midst of its write left a part of it: a rollout is the same only among the same neighbours.
+        # The whole block even if a kill in the midst of its write left a part of it: a rollout is the same only among
+        # the same neighbours.
         group = [by_id[i] for i, _ in block]
         seeds = [seed_of(s.seed, *pair) for pair in block]
         got = sample(group, seeds)
@@ -158,7 +164,9 @@ async def _one(s: Settings, store: Store, asker: Asker, by_id: dict[str, Task], 
     else:
         reward, failure = got.reward, got.failure
     store.retries = asker.retries
-    store.write([row(task, pair[1], seed if "refused" not in str(store.server.get("seed", "")) else None, got, reward, failure)])
+    store.write(
+        [row(task, pair[1], seed if "refused" not in str(store.server.get("seed", "")) else None, got, reward, failure)]
+    )
     if tell:
         tell(store, len(by_id) * s.n_rollouts)
 

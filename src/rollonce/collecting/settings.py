@@ -27,7 +27,8 @@ class Settings:
     """One collection.
 
     Attributes:
-        policy: ``embedded``; a directory or hub id of a causal language model; with ``url`` the model's name at that server.
+        policy: ``embedded``; a directory or hub id of a causal language model; with ``url`` the model's name at that
+            server.
         tasks_from: What `rollonce.tasks.load_tasks` takes, or ``verifiers:TASKSET``.
         out: The file to write, JSON Lines.
         n_tasks, n_rollouts: N and G.
@@ -88,11 +89,24 @@ class Settings:
         return self.tasks_from.startswith("verifiers:")
 
     def pinned(self) -> dict[str, Any]:
-        """What decides the distribution of rollouts and rewards: the same from the first row to the last, or the table is of no policy.
+        """What decides the distribution of rollouts and rewards: the same from the first row to the last, or the table
+        is of no policy.
 
-        Not the server's address (it may have been started again on another port), nor the numbers of tasks and rollouts, which may grow.
+        Not the server's address (it may have been started again on another port), nor the numbers of tasks and
+        rollouts, which may grow.
         """
-        names = ["policy", "tasks_from", "split", "seed", "temperature", "max_tokens", "system", "template", "grader", "time_limit"]
+        names = [
+            "policy",
+            "tasks_from",
+            "split",
+            "seed",
+            "temperature",
+            "max_tokens",
+            "system",
+            "template",
+            "grader",
+            "time_limit",
+        ]
         names += ["batch_rows"] if self.local else ["api"]
         both = {n: getattr(self, n) for n in names} | {"columns": list(self.columns), "extra": dict(self.extra)}
         return json.loads(json.dumps(both | {"where": "this machine" if self.local else "a server"}))
@@ -107,9 +121,14 @@ class Settings:
             return None
         key = os.environ.get(self.key_env, "").strip()
         if not key:
-            raise InputError(f"--key-env names the environment variable {self.key_env!r}, which is not set; export {self.key_env}=...")
+            raise InputError(
+                f"--key-env names the environment variable {self.key_env!r}, which is not set; export "
+                f"{self.key_env}=..."
+            )
         if not key.isascii() or not key.isprintable():
-            raise InputError(f"the environment variable {self.key_env!r} holds characters that no HTTP header may have; set it anew")
+            raise InputError(
+                f"the environment variable {self.key_env!r} holds characters that no HTTP header may have; set it anew"
+            )
         return key
 
 
@@ -131,7 +150,10 @@ def check(s: Settings) -> Settings:
         if not (math.isfinite(getattr(s, name)) and getattr(s, name) > 0):
             raise InputError(f"{_option(name)} must be a number of seconds above 0, not {getattr(s, name)}")
     if s.temperature == 0 and s.n_rollouts > 1:
-        raise InputError("--temperature 0 gives the same rollout every time; without differences within a task there is nothing to measure")
+        raise InputError(
+            "--temperature 0 gives the same rollout every time; without differences within a task there is nothing to "
+            "measure"
+        )
     if s.api not in APIS:
         raise InputError(f"--api must be one of {', '.join(APIS)}, not {s.api!r}")
     if s.split not in (*SPLITS, ALL):
@@ -142,7 +164,9 @@ def check(s: Settings) -> Settings:
         raise InputError("rollouts are written as plain JSON Lines; give --out a name that ends in .jsonl", file=s.out)
     check_source(s.tasks_from, s.grader, s.columns)
     if s.environment and s.time_limit != Settings.time_limit:
-        raise InputError("--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out")
+        raise InputError(
+            "--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out"
+        )
     if s.url is None:
         _check_local(s)
     else:
@@ -159,7 +183,9 @@ def check_source(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
     source = tasks_from.partition(":")[0]
     for option, given in (("--grader", grader != Settings.grader), ("--columns", bool(columns))):
         if given and source in _GRADED:
-            raise InputError(f"{option} belongs to tasks of jsonl:FILE, and those of {source} have their own; leave it out")
+            raise InputError(
+                f"{option} belongs to tasks of jsonl:FILE, and those of {source} have their own; leave it out"
+            )
 
 
 def _check_local(s: Settings) -> None:
@@ -188,7 +214,8 @@ def _check_url(s: Settings) -> None:
         raise InputError(f"--url {s.url!r} is no address; write it as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "--url must hold no user name, password or query: the address is written into the provenance; keys go by --key-env"
+            "--url must hold no user name, password or query: the address is written into the provenance; keys go by "
+            "--key-env"
         )
     if s.policy == "embedded" and not s.environment:
         pass  # a server may well serve a model of that name
@@ -263,7 +290,9 @@ def check_columns(task: Task) -> None:
     taken = {*OWN_KEYS, *USUAL["step"], *USUAL["rollout"], *USUAL["task"]}
     for name in task.columns:
         if name in taken:
-            raise InputError(f"task {task.id!r} has a column named {name!r}, which a row of rollouts holds already; rename it")
+            raise InputError(
+                f"task {task.id!r} has a column named {name!r}, which a row of rollouts holds already; rename it"
+            )
 
 
 def row(task: Task, rollout: int, seed: int | None, sampled: Sampled, reward: float, failure: str) -> dict[str, Any]:

@@ -20,7 +20,9 @@ def find_tasks(s: Settings) -> list[Task]:
     name = s.tasks_from.partition(":")[0]
     if name in _ENDLESS:
         if s.split == ALL:
-            raise InputError(f"--split all is for finite sets; {name} makes as many tasks as are asked for: leave it out")
+            raise InputError(
+                f"--split all is for finite sets; {name} makes as many tasks as are asked for: leave it out"
+            )
         counts: dict[str, int | None] = {"train": 0, "calibration": 0, "test": 0, s.split: s.n_tasks}
     else:
         counts = {"train": None, "calibration": None, "test": None}
@@ -31,10 +33,15 @@ def find_tasks(s: Settings) -> list[Task]:
     found: list[Task] = [t for part in splits for t in part] if s.split == ALL else list(getattr(splits, s.split))
     if len(found) < s.n_tasks:
         whole = sum(map(len, splits))
-        more = f"; --split all takes all {whole} of it" if s.split != ALL and whole > len(found) and name not in _ENDLESS else ""
+        more = (
+            f"; --split all takes all {whole} of it"
+            if s.split != ALL and whole > len(found) and name not in _ENDLESS
+            else ""
+        )
         where = "" if s.split == ALL else f" in the split {s.split!r}"
         raise InputError(
-            f"{s.n_tasks} tasks asked for, but {s.tasks_from} has only {len(found)}{where}: ask for --tasks {len(found)}{more}"
+            f"{s.n_tasks} tasks asked for, but {s.tasks_from} has only {len(found)}{where}: ask for --tasks "
+            f"{len(found)}{more}"
         )
     if len(found) > s.n_tasks:
         # One order of the whole set, cut off: a larger number holds every task of a smaller one.

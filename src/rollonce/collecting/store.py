@@ -1,8 +1,9 @@
 """The file: appended to while rollouts come in, whole after a kill at any moment, put in order at the end.
 
-``FILE.part`` takes a line a rollout, each by one write to the end of the file. A process that is killed leaves at most one line without its
-newline, which the next start cuts off. When all are there they are written in order to ``FILE.tmp``, which replaces FILE in one step.
-``FILE.collect.json`` says how the rollouts were made; it is there before the first of them.
+``FILE.part`` takes a line a rollout, each by one write to the end of the file. A process that is killed leaves at most
+one line without its newline, which the next start cuts off. When all are there they are written in order to
+``FILE.tmp``, which replaces FILE in one step. ``FILE.collect.json`` says how the rollouts were made; it is there before
+the first of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _NOTE_EVERY = 5.0
 
 
 class Counts(NamedTuple):
-    """Of the rollouts in a file. ``unknown``: rollouts whose tokens the server did not report. ``seconds``: over all sessions."""
+    """Of the rollouts in a file. ``unknown``: rollouts whose tokens the server did not report. ``seconds``: over all
+    sessions."""
 
     rollouts: int
     truncated: int
@@ -48,7 +50,9 @@ class Counts(NamedTuple):
 
 def digest_of(task: Task) -> str:
     """Of prompt and reference: a task whose text has changed since is another task."""
-    return hashlib.blake2b(f"{task.prompt}\0{task.reference}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        f"{task.prompt}\0{task.reference}".encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 class Store:
@@ -97,7 +101,8 @@ class Store:
             for file in (self.path, self.part):
                 if file.exists() and file.stat().st_size:
                     raise InputError(
-                        f"is there already, without the {self.note.name} that says how it was made; give another --out, or move it away",
+                        f"is there already, without the {self.note.name} that says how it was made; give another "
+                        "--out, or move it away",
                         file=file,
                     )
             return None
@@ -114,7 +119,8 @@ class Store:
     def _open(self) -> None:
         try:
             if self.path.exists() and not (self.part.exists() and self.part.stat().st_size):
-                # Finished before, and now to grow: go on with a copy, so that the finished file stays whole until the new one is.
+                # Finished before, and now to grow: go on with a copy, so that the finished file stays whole until the
+                # new one is.
                 _replace(self.part, self.path.read_bytes())
             self._fd = os.open(self.part, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             if fcntl is not None:
@@ -123,7 +129,9 @@ class Store:
                     raise BlockingIOError
             self._held = True
         except BlockingIOError:
-            raise InputError("another rollonce collect is writing it; wait for it, or give another --out", file=self.path) from None
+            raise InputError(
+                "another rollonce collect is writing it; wait for it, or give another --out", file=self.path
+            ) from None
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror or error}", file=self.part) from None
 
@@ -144,10 +152,14 @@ class Store:
                 values = row["reward"], row["truncated"], row.get("failure", "")
             except (ValueError, KeyError, TypeError):
                 raise InputError(
-                    "this is no row of rollonce collect; take it out, or give another --out", file=self.part, line=number
+                    "this is no row of rollonce collect; take it out, or give another --out",
+                    file=self.part,
+                    line=number,
                 ) from None
             if pair in self.rows:
-                raise InputError(f"task {pair[0]!r} has its rollout {pair[1]} twice; take one out", file=self.part, line=number)
+                raise InputError(
+                    f"task {pair[0]!r} has its rollout {pair[1]} twice; take one out", file=self.part, line=number
+                )
             self.rows[pair] = values
             self._count(row)
 
@@ -166,31 +178,42 @@ class Store:
             for id_, digest in known.items():
                 if id_ not in digests:
                     asked = f"{len(known)} tasks, of which {id_!r} is not among the {len(tasks)} now asked for"
-                    raise InputError(f"holds rollouts of {asked}; ask for at least as many, or give another --out", file=self.path)
+                    raise InputError(
+                        f"holds rollouts of {asked}; ask for at least as many, or give another --out", file=self.path
+                    )
                 if digests[id_] != digest:
                     raise InputError(
-                        f"task {id_!r} had another prompt or reference when its rollouts were made; give another --out", file=self.path
+                        f"task {id_!r} had another prompt or reference when its rollouts were made; give another --out",
+                        file=self.path,
                     )
             if earlier["rollouts"] > self.settings.n_rollouts:
                 more = f"more than the {self.settings.n_rollouts} now asked for"
-                raise InputError(f"holds {earlier['rollouts']} rollouts a task, {more}; give another --out", file=self.path)
+                raise InputError(
+                    f"holds {earlier['rollouts']} rollouts a task, {more}; give another --out", file=self.path
+                )
             fresh = [t.id for t in tasks if t.id not in known]
             self.generations = [[t["id"] for t in g] for g in earlier["tasks"]] + ([fresh] if fresh else [])
             self.sessions, self.server = list(earlier["sessions"]), dict(earlier["server"])
         self._digests = digests
         odd = next((p for p in self.rows if p[0] not in digests or not 0 <= p[1] < self.settings.n_rollouts), None)
         if odd is not None:
-            raise InputError(f"holds rollout {odd[1]} of task {odd[0]!r}, which was never asked for; give another --out", file=self.path)
+            raise InputError(
+                f"holds rollout {odd[1]} of task {odd[0]!r}, which was never asked for; give another --out",
+                file=self.path,
+            )
         self.sessions.append({"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "url": self.settings.url})
         self.write_note()
 
     def _differs(self, name: str, was: Any, now: Any) -> None:
         if name == "weights":
             raise InputError(
-                f"its rollouts are of other weights than {self.settings.policy!r} holds now; give another --out", file=self.path
+                f"its rollouts are of other weights than {self.settings.policy!r} holds now; give another --out",
+                file=self.path,
             )
         raise InputError(
-            f"its rollouts were made with {option_of(name)} {was!r}, not {now!r}; go on with that, or give another --out", file=self.path
+            f"its rollouts were made with {option_of(name)} {was!r}, not {now!r}; go on with that, or give another "
+            "--out",
+            file=self.path,
         )
 
     # ---- what comes
@@ -255,8 +278,8 @@ class Store:
     def blocks(self, size: int) -> list[list[Pair]]:
         """All (task, rollout) pairs in blocks of at most ``size`` tasks with one rollout each.
 
-        Growing the set adds blocks and changes none: a model's numbers depend, in the last digit, on what is computed beside them, so a
-        rollout is only the same again among the same neighbours.
+        Growing the set adds blocks and changes none: a model's numbers depend, in the last digit, on what is computed
+        beside them, so a rollout is only the same again among the same neighbours.
         """
         out = []
         for g in self.generations:
@@ -266,7 +289,13 @@ class Store:
 
     def missing(self) -> list[Pair]:
         """The pairs that have no row yet, task by task."""
-        return [(i, r) for g in self.generations for i in g for r in range(self.settings.n_rollouts) if (i, r) not in self.rows]
+        return [
+            (i, r)
+            for g in self.generations
+            for i in g
+            for r in range(self.settings.n_rollouts)
+            if (i, r) not in self.rows
+        ]
 
     def counts(self) -> Counts:
         """Of all rows, over all sessions."""
@@ -329,7 +358,11 @@ class Store:
             yield
         except OSError as error:
             n = len(self.rows)
-            kept = f"; the {n} rollouts before are kept in {self.part.name}: make room and give the same command again" if n else ""
+            kept = (
+                f"; the {n} rollouts before are kept in {self.part.name}: make room and give the same command again"
+                if n
+                else ""
+            )
             raise InputError(f"cannot be written: {error.strerror or error}{kept}", file=self.path) from None
 
 
@@ -356,4 +389,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _encodable(row: dict[str, Any]) -> dict[str, Any]:
     """Half of a surrogate pair, which some tokenizers give back, becomes U+FFFD: JSON has no place for it."""
-    return {k: v.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(v, str) else v for k, v in row.items()}
+    return {
+        k: v.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(v, str) else v
+        for k, v in row.items()
+    }

@@ -1,4 +1,5 @@
-"""What a finished collection says: moments, B_eff of the leave-one-out mean, and how many more tasks would halve its interval."""
+"""What a finished collection says: moments, B_eff of the leave-one-out mean, and how many more tasks would halve its
+interval."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ class Summary(NamedTuple):
         batch_size: B: 32, or all tasks where there are fewer.
         b_eff: Of the in-batch leave-one-out mean, with its interval over tasks.
         half_width: Half the width of that interval on the log scale; NaN where there is none.
-        more_tasks: How many more tasks would halve it if it shrinks as 1 / sqrt(N): 3 N. None where there is no interval.
-        halves: How much wider it is on half of these tasks (median over draws); sqrt(2) if it does shrink like that. NaN: too few tasks.
+        more_tasks: How many more tasks would halve it if it shrinks as 1 / sqrt(N): 3 N. None where there is no
+            interval.
+        halves: How much wider it is on half of these tasks (median over draws); sqrt(2) if it does shrink like that.
+            NaN: too few tasks.
         same_text: Tasks whose responses are all the same text, of those with two or more rollouts.
     """
 
@@ -102,7 +105,8 @@ def _same_text(file: Path) -> int:
 
 
 class Cost(NamedTuple):
-    """Attributes: tokens of prompts and responses, seconds over all sessions, money (None: no price given), rollouts of unknown tokens."""
+    """Attributes: tokens of prompts and responses, seconds over all sessions, money (None: no price given), rollouts of
+    unknown tokens."""
 
     prompt_tokens: int
     response_tokens: int
@@ -112,12 +116,15 @@ class Cost(NamedTuple):
 
 
 def cost_of(counts: Counts, settings: Settings) -> Cost:
-    """What the rollouts in the file cost: ``tokens x price / 1e6``. Requests that failed, or were under way at a kill, are not in it.
+    """What the rollouts in the file cost: ``tokens x price / 1e6``. Requests that failed, or were under way at a kill,
+    are not in it.
 
     >>> s = Settings("m", "t", "o", price_in=1.0, price_out=4.0)
     >>> cost_of(Counts(1, 0, {}, 2_000_000, 500_000, 0, 1.0, 0, 1), s).money
     4.0
     """
     priced = settings.price_in is not None or settings.price_out is not None
-    money = (counts.prompt_tokens * (settings.price_in or 0.0) + counts.response_tokens * (settings.price_out or 0.0)) / 1e6
+    money = (
+        counts.prompt_tokens * (settings.price_in or 0.0) + counts.response_tokens * (settings.price_out or 0.0)
+    ) / 1e6
     return Cost(counts.prompt_tokens, counts.response_tokens, counts.seconds, money if priced else None, counts.unknown)

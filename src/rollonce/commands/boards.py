@@ -56,7 +56,10 @@ def score_tables(tables: Sequence[Rollouts], settings: Settings, jobs: int | Non
         load_saved(path)
     jobs = min(jobs or _cores(), len(tables))
     if jobs == 1:
-        return [score_table(t, settings, lambda what, done, total, name=t.name: bars.tell(name, what, done, total)) for t in tables]
+        return [
+            score_table(t, settings, lambda what, done, total, name=t.name: bars.tell(name, what, done, total))
+            for t in tables
+        ]
     return _in_processes(tables, settings, jobs, bars)
 
 
@@ -92,7 +95,8 @@ def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, i
 def _add_self_tuning(board: Board, table: Rollouts, settings: Settings, tell: Callable[[str, int, int], None]) -> None:
     """Put the self-tuning baseline on the board, in batch and with the window, cross-fitted over tasks.
 
-    It learns from rewards, so it cannot be scored as it stands: what a task is scored with is fitted on other tasks' rewards.
+    It learns from rewards, so it cannot be scored as it stands: what a task is scored with is fitted on other tasks'
+        rewards.
     """
     if settings.held_out or len(np.unique(table.tasks.prompt_keys)) < 2 * _FOLDS or np.ptp(table.rewards_R) == 0:
         return
@@ -113,7 +117,10 @@ def _add_self_tuning(board: Board, table: Rollouts, settings: Settings, tell: Ca
     best = next((s for s in board.scores if np.isfinite(s.b_eff.value)), None)
     if best is not None and board.groups:
         board.groups = group_scores(table, settings.batch_size, best.b_eff.value)
-    board.notes.append("The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks taught it.")
+    board.notes.append(
+        "The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks taught "
+        "it."
+    )
 
 
 def _cores() -> int:
@@ -138,7 +145,9 @@ def _in_processes(tables: Sequence[Rollouts], settings: Settings, jobs: int, bar
             _pass_on(messages, bars)
         return [futures[i].result() for i in range(len(tables))]
     except BrokenProcessPool:
-        raise InputError("a process that scored a set was killed, most likely for memory; try --jobs 1 or a smaller --window") from None
+        raise InputError(
+            "a process that scored a set was killed, most likely for memory; try --jobs 1 or a smaller --window"
+        ) from None
     finally:
         children = multiprocessing.active_children()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -67,7 +67,15 @@ def run(args: Args) -> int:
     provenance = baseline.provenance if isinstance(baseline, Baseline) else None
     if args.json:
         checks = [r._asdict() for r in results]
-        print_json({"baseline": args.baseline, "label": label, "passed": not failed, "checks": checks, "provenance": provenance or {}})
+        print_json(
+            {
+                "baseline": args.baseline,
+                "label": label,
+                "passed": not failed,
+                "checks": checks,
+                "provenance": provenance or {},
+            }
+        )
         return 1 if failed else 0
     from rich.table import Table
     from rich.text import Text
@@ -100,7 +108,9 @@ def load(what: str) -> Any:
     module_name, colon, name = what.partition(":")
     if os.path.exists(what) or not colon or what.endswith(".json"):
         if not os.path.exists(what) and not what.endswith(".json"):
-            raise InputError(f"{what!r} is neither a baseline file nor module:name, like mypackage.baselines:my_baseline")
+            raise InputError(
+                f"{what!r} is neither a baseline file nor module:name, like mypackage.baselines:my_baseline"
+            )
         return Baseline.load(what)
     here = os.getcwd()
     if here not in sys.path:
@@ -114,5 +124,7 @@ def load(what: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             public = [n for n, v in inspect.getmembers(found) if not n.startswith("_") and callable(v)]
-            raise InputError(f"{module_name!r} has no {part!r}; it has {', '.join(public[:12]) or 'nothing that can be called'}") from None
+            raise InputError(
+                f"{module_name!r} has no {part!r}; it has {', '.join(public[:12]) or 'nothing that can be called'}"
+            ) from None
     return found

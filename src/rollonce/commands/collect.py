@@ -54,7 +54,8 @@ class Args:
     out: Annotated[str, arg(metavar="FILE", help_behavior_hint="")]
     """Where the rollouts go, as JSON Lines."""
     tasks_from: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None
-    """embedded; reasoning-gym:MIXTURE; gsm8k:DIR; math500:DIR; jsonl:FILE; verifiers:TASKSET. The policy embedded has embedded."""
+    """embedded; reasoning-gym:MIXTURE; gsm8k:DIR; math500:DIR; jsonl:FILE; verifiers:TASKSET. The policy embedded has
+    embedded."""
     tasks: Annotated[int, arg(metavar="N")] = 64
     """Tasks."""
     rollouts: Annotated[int, arg(metavar="G")] = 8
@@ -129,14 +130,30 @@ def _settings(args: Args) -> Settings:
     embedded = args.policy == "embedded" and args.url is None
     source = args.tasks_from or ("embedded" if embedded else None)
     if source is None:
-        raise InputError("say where the tasks come from with --tasks-from: reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or jsonl:FILE")
+        raise InputError(
+            "say where the tasks come from with --tasks-from: reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or "
+            "jsonl:FILE"
+        )
     try:
         extra = {} if args.extra is None else json.loads(args.extra)
     except ValueError as error:
         raise InputError(f"--extra is no JSON ({error}); write it as '{{\"top_k\": -1}}'") from None
     if not isinstance(extra, dict):
         raise InputError(f"--extra must be a JSON object, as in '{{\"top_k\": -1}}', not {args.extra!r}")
-    same = ("policy", "out", "url", "api", "split", "seed", "temperature", "system", "template", "grader", "columns", "time_limit")
+    same = (
+        "policy",
+        "out",
+        "url",
+        "api",
+        "split",
+        "seed",
+        "temperature",
+        "system",
+        "template",
+        "grader",
+        "columns",
+        "time_limit",
+    )
     same += ("device", "batch_rows", "concurrency", "retries", "timeout", "key_env", "price_in", "price_out")
     return Settings(
         tasks_from=source,
@@ -202,7 +219,10 @@ def _show(s: Settings, done: Collected, table: Rollouts, summary: Summary, cost:
     else:
         say("s2, tau2     not to be told apart with one rollout a task; --rollouts 2 or more adds to this file")
     if math.isfinite(summary.b_eff.value):
-        say(f"B_eff        {with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, 95% over tasks")
+        say(
+            f"B_eff        {with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, "
+            "95% over tasks"
+        )
     say("")
     for line in _sentences(s, done, summary, cost):
         say(line)
@@ -214,28 +234,37 @@ def _sentences(s: Settings, done: Collected, summary: Summary, cost: Cost) -> li
     counts, lines = done.counts, []
     if summary.more_tasks is not None:
         all_of_them = summary.moments.n_tasks + summary.more_tasks
-        text = f"About {summary.more_tasks} more tasks ({all_of_them} in all) would halve that interval: it shrinks as 1/sqrt(tasks)."
+        text = (
+            f"About {summary.more_tasks} more tasks ({all_of_them} in all) would halve that interval: it shrinks as "
+            "1/sqrt(tasks)."
+        )
         if math.isfinite(summary.halves):
             text += f" On halves of these tasks it is {summary.halves:.2f} times as wide (1.41 by that rule)."
         lines.append(text)
     elif summary.moments.s2.value == 0:
-        lines.append("The rewards of a task never differ, so there is no noise to hold a baseline against and no interval.")
+        lines.append(
+            "The rewards of a task never differ, so there is no noise to hold a baseline against and no interval."
+        )
     share = counts.truncated / max(counts.rollouts, 1)
     if counts.truncated:
-        lines.append(f"{counts.truncated} rollouts ({share:.0%}) met the limit of {s.max_tokens} tokens and have reward 0.")
+        lines.append(
+            f"{counts.truncated} rollouts ({share:.0%}) met the limit of {s.max_tokens} tokens and have reward 0."
+        )
     if counts.failures:
         kinds = ", ".join(f"{k} {v}" for k, v in sorted(counts.failures.items()))
         lines.append(f"{sum(counts.failures.values())} could not be graded and have reward 0: {kinds}.")
     repeated = summary.moments.n_repeated
     if repeated and summary.same_text == repeated:
         lines.append(
-            "In every task all rollouts are the same text: the server seems to decode greedily (transformers serve does unless the model's "
+            "In every task all rollouts are the same text: the server seems to decode greedily (transformers serve "
+            "does unless the model's "
             "generation_config.json has do_sample) or to ignore --temperature. These are no samples."
         )
     money = "" if cost.money is None else f", {cost.money:.4g} at the prices given"
     again = f", {counts.retries} requests sent again" if counts.retries else ""
     lines.append(
-        f"{number(cost.prompt_tokens, 0)} prompt and {number(cost.response_tokens, 0)} response tokens, {cost.seconds:.0f} s{money}{again}."
+        f"{number(cost.prompt_tokens, 0)} prompt and {number(cost.response_tokens, 0)} response tokens, "
+        f"{cost.seconds:.0f} s{money}{again}."
     )
     if cost.unknown:
         lines.append(f"The server did not report the tokens of {cost.unknown} rollouts; they are not in that sum.")

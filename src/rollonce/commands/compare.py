@@ -64,10 +64,15 @@ def run(args: Args) -> int:
     config = config.model_copy(update={"compare": section})
     check_start(config)
     out = Path(args.out or f"runs/{Path(args.config).stem}")
-    if args.report and Path(args.report).resolve().parent not in (out.resolve(), *out.resolve().parents):  # those it will make
+    if args.report and Path(args.report).resolve().parent not in (
+        out.resolve(),
+        *out.resolve().parents,
+    ):  # those it will make
         check_writable(args.report)
     total = len(runs_of(config))
-    remark(f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}")
+    remark(
+        f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}"
+    )
     with Bars() as bars:
 
         def tell(p: Progress) -> None:

@@ -17,11 +17,13 @@ from rollonce.commands.terminal import Bars, Flag
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
 
-# Where each file is a whole evaluation; the others are written by a training run, a file a step (or, lm-eval, a file a seed).
+# Where each file is a whole evaluation; the others are written by a training run, a file a step (or, lm-eval, a file a
+# seed).
 _WHOLE = frozenset({"evalplus", "inspect", "verifiers", "verifiers-legacy", "tinker-evals"})
 _STEP_FOLDER = re.compile(r"^(?:global_)?(?:step|iteration|iter|epoch)[_-]?\d+", re.IGNORECASE)
 _SHARD = re.compile(
-    r"^(?:(?:.*[_.-])?(?:part|shard|chunk|step|iter|iteration|rank|worker|batch)[_-]?)?\d+(?:[_-]of[_-]\d+)?$", re.IGNORECASE
+    r"^(?:(?:.*[_.-])?(?:part|shard|chunk|step|iter|iteration|rank|worker|batch)[_-]?)?\d+(?:[_-]of[_-]\d+)?$",
+    re.IGNORECASE,
 )
 
 _Key = arg(metavar="KEY", help_behavior_hint="")
@@ -47,7 +49,8 @@ class ReaderOptions:
     step_key: Annotated[str | None, _Key] = None
     """Where the training step is."""
     columns: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="COLUMN")] = ()
-    """A column known before the rollout: level, level=info.level or family=task_id:^([^/]+); each gets a "same column" baseline."""
+    """A column known before the rollout: level, level=info.level or family=task_id:^([^/]+); each gets a "same column"
+    baseline."""
     reward: Annotated[str | None, _Name] = None
     """Which reward, where a log has several."""
     join: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
@@ -86,8 +89,8 @@ def find_sources(
 ) -> list[Source]:
     """What FILES stand for, one `Source` a board.
 
-    Files that are a table of their own stay apart (the user's own files, evaluations); the files of one training run, the shards of one
-    table and lm-eval's runs over several seeds belong together.
+    Files that are a table of their own stay apart (the user's own files, evaluations); the files of one training run,
+    the shards of one table and lm-eval's runs over several seeds belong together.
 
     Args:
         words: Paths, globs, directories, names of shipped sets.
@@ -111,7 +114,9 @@ def find_sources(
         for key, file in _files(word, options):
             groups.setdefault("all" if together else file if separate else key, []).append(file)
     if not sources and not groups:
-        raise InputError("no FILES given; name files, directories, or a set that comes with rollonce: " + ", ".join(datasets.names()))
+        raise InputError(
+            "no FILES given; name files, directories, or a set that comes with rollonce: " + ", ".join(datasets.names())
+        )
     return _with_names(sources, [tuple(dict.fromkeys(files)) for files in groups.values()])
 
 
@@ -156,7 +161,10 @@ def _with_names(sources: list[Source], groups: list[tuple[str, ...]]) -> list[So
     taken = {s.name for s in sources}
     for files in groups:
         first = Path(files[0])
-        stem = re.sub(r"(\.(jsonl|ndjson|json|csv|tsv|parquet|eval))?(\.gz)?$", "", first.name, flags=re.IGNORECASE) or first.name
+        stem = (
+            re.sub(r"(\.(jsonl|ndjson|json|csv|tsv|parquet|eval))?(\.gz)?$", "", first.name, flags=re.IGNORECASE)
+            or first.name
+        )
         folders = [p for p in first.resolve().parent.parts[1:] if not _STEP_FOLDER.match(p)]
         name = stem if len(files) == 1 or not folders else folders[-1]
         candidates = [name, *("/".join([*folders[-k:], stem]) for k in range(1, len(folders) + 1)), str(first)]

@@ -50,7 +50,8 @@ class Args:
     tasks: Annotated[str, arg(metavar="SOURCE")] = "embedded"
     """embedded, reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or jsonl:FILE."""
     split: Annotated[Literal["train", "calibration", "test"] | None, arg(metavar="SPLIT", help_behavior_hint="")] = None
-    """Which of its splits: train, calibration or test. Default: calibration; with --baseline test, which `collect` leaves alone."""
+    """Which of its splits: train, calibration or test. Default: calibration; with --baseline test, which `collect`
+    leaves alone."""
     n_tasks: Annotated[int, arg(metavar="N")] = 256
     """Tasks; at least twice the batch size. What a window holds are the others of them."""
     rollouts: Annotated[int, arg(metavar="G", aliases=["-G"])] = 8
@@ -72,7 +73,8 @@ class Args:
     temperature: Annotated[float, arg(metavar="T")] = 1.0
     """Of sampling, above 0."""
     lagged: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """An older policy: sample from it too, and take the gradient of --policy with importance ratios, as a lagging loop does."""
+    """An older policy: sample from it too, and take the gradient of --policy with importance ratios, as a lagging loop
+    does."""
     sketch: Annotated[int, arg(metavar="D")] = 16384
     """Numbers kept of each gradient (relative error sqrt(2/D)); 0 keeps all."""
     lora_rank: Annotated[int, arg(metavar="R")] = 0
@@ -118,7 +120,9 @@ def run(args: Args) -> int:
         if args.lagged is not None:
             from rollonce.training.noise_moments import lag_effect
 
-            lagged = _measure(args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ", on[1])
+            lagged = _measure(
+                args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ", on[1]
+            )
             lag = lag_effect((on[0], on[1].sketches_RD, on[2]), (lagged[0], lagged[1].sketches_RD, lagged[2]))
     if args.report:
         from rollonce.reports.noise_page import write_noise_page
@@ -129,7 +133,11 @@ def run(args: Args) -> int:
         from rollonce import __version__
         from rollonce.reports.noise import noise_json
 
-        document: dict[str, Any] = {"rollonce": __version__, "command": command_line("noise"), "settings": _settings(args)}
+        document: dict[str, Any] = {
+            "rollonce": __version__,
+            "command": command_line("noise"),
+            "settings": _settings(args),
+        }
         document |= noise_json(on[2], on[1])
         if lagged is not None and lag is not None:
             document["lagged"] = noise_json(lagged[2], lagged[1], lag)
@@ -163,17 +171,25 @@ def _check(args: Args) -> None:
     if args.n_tasks < 2 * args.batch_size:
         raise InputError(f"--n-tasks must be at least twice the batch size, {2 * args.batch_size}, not {args.n_tasks}")
     if not args.temperature > 0:
-        raise InputError(f"--temperature must be above 0, not {args.temperature:g}: a greedy policy has no gradient noise")
+        raise InputError(
+            f"--temperature must be above 0, not {args.temperature:g}: a greedy policy has no gradient noise"
+        )
     if args.lagged is not None and args.lora_rank:
-        raise InputError("--lagged compares whole policies; save the adapters and give their directory as --policy instead of --lora-rank")
+        raise InputError(
+            "--lagged compares whole policies; save the adapters and give their directory as --policy instead of "
+            "--lora-rank"
+        )
 
 
 def _settings(args: Args) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__} | {"split": _split(args)}
+    return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__} | {
+        "split": _split(args)
+    }
 
 
 def _split(args: Args) -> str:
-    # `collect` draws from calibration by the same seed, so that there a baseline tuned on its rollouts would meet its own tasks again.
+    # `collect` draws from calibration by the same seed, so that there a baseline tuned on its rollouts would meet its
+    # own tasks again.
     return args.split or ("test" if args.baseline else "calibration")
 
 
@@ -182,13 +198,14 @@ def _seen(args: Args) -> str:
     split = _split(args)
     if split == "test":
         return (
-            "Tasks are of the split test: a saved baseline tuned on calibration tasks, which `rollonce collect` draws by default, has not "
+            "Tasks are of the split test: a saved baseline tuned on calibration tasks, which `rollonce collect` draws "
+            "by default, has not "
             "seen them. Whether it was tuned on test tasks all the same cannot be known from its file."
         )
     why = ", which `rollonce collect` draws from by the same seed" if split == "calibration" else ""
     return (
-        f"Tasks are of the split {split}{why}: a saved baseline may have been tuned on these very tasks, and then looks better than it is. "
-        "--split test has others."
+        f"Tasks are of the split {split}{why}: a saved baseline may have been tuned on these very tasks, and then "
+        "looks better than it is. --split test has others."
     )
 
 
@@ -203,7 +220,9 @@ def _tasks(args: Args) -> TaskSet:
     request = TaskRequest(seed=args.seed, grader=args.grader, columns=args.columns, **numbers)
     chosen = getattr(load_tasks(args.tasks, request), split)
     if len(chosen) < args.n_tasks:
-        raise InputError(f"the {split} split of {args.tasks} has {len(chosen)} tasks, fewer than --n-tasks {args.n_tasks}")
+        raise InputError(
+            f"the {split} split of {args.tasks} has {len(chosen)} tasks, fewer than --n-tasks {args.n_tasks}"
+        )
     return chosen
 
 
@@ -244,9 +263,13 @@ def _measure(
     known = tasks.as_tasks()
     columns = with_joint_column({c: known.column(c).tolist() for c in known.column_names})
     groups = [grades.rewards[i : i + args.rollouts] for i in range(0, len(every), args.rollouts)]
-    table = Rollouts.from_groups(groups, known.prompts, task_ids=[str(t) for t in known.task_ids], columns=columns, name=tasks.name)
+    table = Rollouts.from_groups(
+        groups, known.prompts, task_ids=[str(t) for t in known.task_ids], columns=columns, name=tasks.name
+    )
     if len(set(grades.rewards)) == 1:
-        raise InputError(f"all {len(every)} rollouts earned {grades.rewards[0]:g}: there is no noise to compare on these tasks")
+        raise InputError(
+            f"all {len(every)} rollouts earned {grades.rewards[0]:g}: there is no noise to compare on these tasks"
+        )
     gradients = score_gradients(
         policy,
         samples,

@@ -51,7 +51,8 @@ class Args:
     baseline: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A saved baseline, scored on the rollouts."""
     rho: Annotated[float, arg(metavar="X")] = 0.0
-    """How much tasks' gradients differ against one rollout's noise; 0 favours groups most. Measured, or an assumption."""
+    """How much tasks' gradients differ against one rollout's noise; 0 favours groups most. Measured, or an
+    assumption."""
     power: bool = False
     """The decision rule's power instead."""
     n: Annotated[int | None, arg(metavar="ITEMS", help_behavior_hint="")] = None
@@ -63,7 +64,8 @@ class Args:
     true_difference: Annotated[float | None, arg(metavar="D", help_behavior_hint="")] = None
     """A true difference, to find the items that it needs."""
     discordance: Annotated[float, arg(metavar="Q")] = 0.2
-    """Share of items graded differently: an assumption until measured; Hoeffding's smallest difference does not need it."""
+    """Share of items graded differently: an assumption until measured; Hoeffding's smallest difference does not need
+    it."""
     target_power: Annotated[float, arg(metavar="P")] = 0.8
     """The wanted chance that the true difference passes."""
     json: bool = False
@@ -89,7 +91,9 @@ def run(args: Args) -> int:
             power=args.target_power,
         )
         if args.json:
-            settings = {k: getattr(args, k) for k in ("n", "alpha", "margin", "true_difference", "discordance", "target_power")}
+            settings = {
+                k: getattr(args, k) for k in ("n", "alpha", "margin", "true_difference", "discordance", "target_power")
+            }
             print_json(settings | {"rules": [r._asdict() for r in rules]})
         else:
             _show_power(args, rules)
@@ -112,7 +116,10 @@ def _from_moments(args: Args) -> tuple[Plan, list[str]]:
     d = difficulty(s2=args.s2, tau2=args.tau2, snr=args.snr, mean=args.mean)
     assumed = ["The moments are as given.", *_always(args)]
     if args.mean is None:
-        assumed.append(f"Rewards are 0/1, with a mean of {d.mean:.2f} or {1 - d.mean:.2f} (degenerate groups are the same for both).")
+        assumed.append(
+            f"Rewards are 0/1, with a mean of {d.mean:.2f} or {1 - d.mean:.2f} (degenerate groups are the same for "
+            "both)."
+        )
     if args.b_eff_ratio is None:
         assumed.append("The baseline is the LOO mean (--b-eff-ratio 1).")
     return plan(args.budget, d, ratio=args.b_eff_ratio or 1.0, rho=args.rho), assumed
@@ -131,11 +138,14 @@ def _from_file(args: Args) -> tuple[Plan, list[str]]:
     m = moments(rollouts)
     if not m.n_repeated:
         raise InputError(
-            "every task has a single rollout, so s2 and tau2 cannot be told apart; sample some tasks twice or more", file=rollouts.source
+            "every task has a single rollout, so s2 and tau2 cannot be told apart; sample some tasks twice or more",
+            file=rollouts.source,
         )
     d = Difficulty(m.mean.value, m.s2.value, max(m.tau2.value, 0.0))
     if d.s2 == 0:
-        raise InputError("rollouts of a task never differ (s2 = 0): there is no noise to plan for", file=rollouts.source)
+        raise InputError(
+            "rollouts of a task never differ (s2 = 0): there is no noise to plan for", file=rollouts.source
+        )
     ratio = args.b_eff_ratio or 1.0
     assumed = _always(args)
     if args.baseline:
@@ -144,15 +154,19 @@ def _from_file(args: Args) -> tuple[Plan, list[str]]:
         size = min(args.budget, rollouts.n_tasks)
         ratio = Scorer(rollouts, size, resamples=0).score(load_saved(args.baseline)).ratio.value
         assumed.append(
-            f"The baseline's ratio to LOO, {ratio:.3f}, was measured on this file at B = {size}; if it was tuned on it, that is optimistic."
+            f"The baseline's ratio to LOO, {ratio:.3f}, was measured on this file at B = {size}; if it was tuned on "
+            "it, that is optimistic."
         )
     elif args.b_eff_ratio is None:
         assumed.append("The baseline is the LOO mean; --baseline or --b-eff-ratio for a better one.")
     if set(rollouts.rewards_R.tolist()) - {0.0, 1.0}:
         assumed.append(
-            "Rewards are not all 0/1, so the Beta column is of a 0/1 reward with these moments; the counted column is of the data."
+            "Rewards are not all 0/1, so the Beta column is of a 0/1 reward with these moments; the counted column is "
+            "of the data."
         )
-    assumed.append(f"The moments have intervals of their own: s2 {m.s2:.3g}, tau2 {m.tau2:.3g}, SNR {m.snr:.3g} (95%, over tasks).")
+    assumed.append(
+        f"The moments have intervals of their own: s2 {m.s2:.3g}, tau2 {m.tau2:.3g}, SNR {m.snr:.3g} (95%, over tasks)."
+    )
     counted = {g: dead_group_fraction(rollouts, g) for g in (2, 4, 8, 16)}
     return plan(args.budget, d, ratio=ratio, rho=args.rho, dead_data=counted), assumed
 
@@ -165,14 +179,18 @@ def _always(args: Args) -> list[str]:
     )
     return [
         f"{rho}. It is not known from rewards; it can be measured on a starting policy.",
-        "A rollout's gradient noise is unrelated to its advantage's size (an approximation); measure gradient noise beside it.",
+        "A rollout's gradient noise is unrelated to its advantage's size (an approximation); measure gradient noise "
+        "beside it.",
     ]
 
 
 def _show_plan(p: Plan, assumed: list[str]) -> None:
     console = out()
     d = p.difficulty
-    console.print(f"{p.budget} rollouts a step; mean reward {d.mean:.3g}, s2 {d.s2:.3g}, tau2 {d.tau2:.3g}, SNR {d.snr:.3g}", markup=False)
+    console.print(
+        f"{p.budget} rollouts a step; mean reward {d.mean:.3g}, s2 {d.s2:.3g}, tau2 {d.tau2:.3g}, SNR {d.snr:.3g}",
+        markup=False,
+    )
     if p.beta:
         console.print(f"Beta({p.beta[0]:.2f}, {p.beta[1]:.2f}) difficulty, fitted by moments", markup=False)
     table = Table(box=None, pad_edge=False)
@@ -193,10 +211,10 @@ def _show_plan(p: Plan, assumed: list[str]) -> None:
     console.print(table)
     console.print()
     console.print(
-        f"one each: one rollout per task; groups: RLOO, or GRPO without std. B_eff of the LOO mean: {p.loo_b_eff:.1f} (closed form). "
-        f"variance: predicted gradient variance at rho = {p.rho:g}, in units of one rollout's noise over B. "
-        "crossing: the rho above which "
-        "one rollout per task has the smaller variance. dead: groups whose rewards all agree, which teach nothing.",
+        f"one each: one rollout per task; groups: RLOO, or GRPO without std. B_eff of the LOO mean: {p.loo_b_eff:.1f} "
+        f"(closed form). variance: predicted gradient variance at rho = {p.rho:g}, in units of one rollout's noise "
+        "over B. crossing: the rho above which one rollout per task has the smaller variance. dead: groups whose "
+        "rewards all agree, which teach nothing.",
         markup=False,
         soft_wrap=True,
     )
@@ -213,24 +231,34 @@ def _show_plan(p: Plan, assumed: list[str]) -> None:
 def _show_power(args: Args, rules: list[Power]) -> None:
     console = out()
     console.print(
-        f"{args.n} items, alpha {args.alpha:g} two-sided; passes if the interval's lower end lies above {args.margin:+g}",
+        f"{args.n} items, alpha {args.alpha:g} two-sided; passes if the interval's lower end lies above "
+        f"{args.margin:+g}",
         markup=False,
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    for name in ("rule", "smallest difference that passes", "net items", *(("items needed",) if args.true_difference is not None else ())):
+    for name in (
+        "rule",
+        "smallest difference that passes",
+        "net items",
+        *(("items needed",) if args.true_difference is not None else ()),
+    ):
         table.add_column(name, justify="left" if name == "rule" else "right")
     for r in rules:
         needed = () if args.true_difference is None else (f"{r.n_needed:,}" if r.n_needed else "never",)
         table.add_row(
-            r.rule, f"{r.smallest:+.4f}" if r.smallest <= 1 else "none can", f"{r.smallest_items:+d}" if r.smallest <= 1 else "", *needed
+            r.rule,
+            f"{r.smallest:+.4f}" if r.smallest <= 1 else "none can",
+            f"{r.smallest_items:+d}" if r.smallest <= 1 else "",
+            *needed,
         )
     console.print()
     console.print(table)
     console.print()
     if args.true_difference is not None:
         console.print(
-            f"Items needed: a true difference of {args.true_difference:+g} passes with a chance of {args.target_power:.0%}.",
+            f"Items needed: a true difference of {args.true_difference:+g} passes with a chance of "
+            f"{args.target_power:.0%}.",
             markup=False,
             soft_wrap=True,
         )

@@ -104,7 +104,8 @@ def run(args: Args) -> int:
 
 
 def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
-    """What ``--json`` prints: the whole comparison, its verdict in words, and the critic's predicted cost marked as such."""
+    """What ``--json`` prints: the whole comparison, its verdict in words, and the critic's predicted cost marked as
+    such."""
     from rollonce import __version__
     from rollonce.comparison.cost_model import Setup, predictions
     from rollonce.comparison.results import plain
@@ -115,5 +116,9 @@ def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
         "command": command,
         "verdict": comparison_verdict(found)._asdict(),
         **found.to_dict(),
-        "critic_cost": {"what": "PREDICTION from formulas, not measured", "assumptions": plain(Setup()), "table": plain(predictions())},
+        "critic_cost": {
+            "what": "PREDICTION from formulas, not measured",
+            "assumptions": plain(Setup()),
+            "table": plain(predictions()),
+        },
     }

@@ -43,7 +43,8 @@ class Args:
     gsm8k: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Where GSM8K's train.jsonl(.gz) and test.jsonl(.gz) lie; the hub otherwise."""
     base_url: Annotated[str | None, arg(metavar="URL", help_behavior_hint="")] = None
-    """The Tinker-compatible service; default the specification's, then TINKER_BASE_URL. The key comes from the environment."""
+    """The Tinker-compatible service; default the specification's, then TINKER_BASE_URL. The key comes from the
+    environment."""
     json: bool = False
     """Print JSON and nothing else on stdout."""
 
@@ -52,7 +53,8 @@ def run(args: Args) -> int:
     """Check, or run, and write the report.
 
     Raises:
-        InputError: a specification that is wrong, fields that cannot be resolved, a run of another specification in the directory.
+        InputError: a specification that is wrong, fields that cannot be resolved, a run of another specification in the
+            directory.
     """
     from rollonce.experiments.advantages import check_advantages
     from rollonce.experiments.derive import derive
@@ -68,7 +70,9 @@ def run(args: Args) -> int:
     settings = dataclasses.replace(settings, origin=dict(settings.origin))
     if args.gsm8k is not None:
         if not settings.tasks.startswith("gsm8k:"):
-            raise InputError(f"--gsm8k was given, but the tasks of this specification are {settings.tasks!r}", file=args.spec)
+            raise InputError(
+                f"--gsm8k was given, but the tasks of this specification are {settings.tasks!r}", file=args.spec
+            )
         settings = dataclasses.replace(settings, tasks=f"gsm8k:{Path(args.gsm8k).expanduser().resolve()}")
         settings.origin["tasks"] = "--gsm8k"
     if args.base_url is not None:

@@ -9,7 +9,8 @@ from rollonce.baselines import Baseline
 
 
 def load_saved(path: str) -> Baseline:
-    """The baseline of a file, whose ``fit`` does nothing more (its vocabulary stays that of the file) and whose label is the file's stem.
+    """The baseline of a file, whose ``fit`` does nothing more (its vocabulary stays that of the file) and whose label
+    is the file's stem.
 
     Raises:
         InputError: if it is no baseline file.

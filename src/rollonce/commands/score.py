@@ -80,7 +80,9 @@ def run(args: Args) -> int:
 
     settings = _settings(args)
     check_writable(args.csv, args.report)
-    sources = find_sources(args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate)
+    sources = find_sources(
+        args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate
+    )
     with Bars() as bars:
         tables = [read(source, args.reader, bars) for source in sources]
         boards = score_tables(tables, settings, args.jobs, bars)

@@ -69,7 +69,8 @@ def chosen_run(config_path: str, arm: str | None, seed: int | None) -> RunConfig
 
 
 def run(args: Args) -> int:
-    """Train, show progress, say how it ended. Exit code 1 for a run that went wrong (NaN, collapse), 130 for one that was stopped."""
+    """Train, show progress, say how it ended. Exit code 1 for a run that went wrong (NaN, collapse), 130 for one that
+    was stopped."""
     from rollonce.training import need_extra
 
     run_config = chosen_run(args.config, args.arm, args.seed)
@@ -78,7 +79,10 @@ def run(args: Args) -> int:
 
     directory = Path(args.out or f"runs/{run_config.name}-seed{run_config.seed}")
     steps = run_config.train.steps
-    remark(f"{run_config.name}, seed {run_config.seed}: {steps} steps of {run_config.train.rollouts} rollouts into {directory}")
+    remark(
+        f"{run_config.name}, seed {run_config.seed}: {steps} steps of {run_config.train.rollouts} rollouts into "
+        f"{directory}"
+    )
     with Bars() as bars:
         result = train(
             run_config,
@@ -89,7 +93,11 @@ def run(args: Args) -> int:
         print_json({**result._asdict(), "directory": str(directory)})
     else:
         print(f"{result.status}: {result.message}")
-        for label, value in (("hold-out", result.holdout), ("test, sampled", result.test), ("test, greedy", result.test_greedy)):
+        for label, value in (
+            ("hold-out", result.holdout),
+            ("test, sampled", result.test),
+            ("test, greedy", result.test_greedy),
+        ):
             if value is not None:
                 print(f"  {label:<14} {value:.3f}")
         print(f"  everything in  {directory}")

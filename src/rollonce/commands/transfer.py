@@ -63,7 +63,9 @@ def run(args: Args) -> int:
     for name, least in (("candidates", 2), ("batch_size", 2), ("batches", 1), ("resamples", 0), ("seed", 0)):
         if getattr(args, name) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    if args.figure and (Path(args.figure).suffix.lower() not in (".svg", ".png") or not Path(args.figure).parent.is_dir()):
+    if args.figure and (
+        Path(args.figure).suffix.lower() not in (".svg", ".png") or not Path(args.figure).parent.is_dir()
+    ):
         raise InputError("--figure must end in .svg or .png, in a folder that exists", file=args.figure)
     sources = find_sources(args.files, args.reader, all_datasets=args.all_datasets)
     with Bars() as bars:
@@ -148,7 +150,8 @@ def draw(result: TransferResult, path: str) -> None:
     for i, cells in enumerate(result.rows.values()):
         for j, cell in enumerate(cells):
             sure = cell.ratio.low > 1 or cell.ratio.high < 1
-            axes.text(j, i, f"{cell.ratio.value:.2f}", ha="center", va="center", fontsize=9, fontweight="bold" if sure else "normal",
+            axes.text(j, i, f"{cell.ratio.value:.2f}", ha="center", va="center", fontsize=9,
+                      fontweight="bold" if sure else "normal",
                       color="white" if abs(np.log(cell.ratio.value)) > 0.16 else "black")  # fmt: skip
     axes.set_xticks(range(len(result.columns)), result.columns, rotation=35, ha="right", fontsize=8)
     axes.set_yticks(range(len(result.rows)), list(result.rows), fontsize=8)

@@ -47,7 +47,8 @@ class Args:
     files: Annotated[tuple[str, ...], Positional, arg(metavar="FILES", help_behavior_hint="")] = ()
     """Files, directories, globs, or the name of a shipped set; all are one table."""
     budget: Annotated[str, arg(metavar="N|TIME")] = "200"
-    """Trials (200) or time (60s, 5m). Cross-fitting runs six searches: each has so many trials, or a sixth of the time."""
+    """Trials (200) or time (60s, 5m). Cross-fitting runs six searches: each has so many trials, or a sixth of the
+    time."""
     out: Annotated[str, arg(metavar="FILE", aliases=["-o"])] = "baseline.json"
     """Where the chosen baseline goes."""
     batch_size: Annotated[int, arg(metavar="B", aliases=["-B"])] = 32
@@ -87,7 +88,9 @@ def run(args: Args) -> int:
         raise InputError("the folder to write to does not exist", file=args.out)
     sources = find_sources(args.files, args.reader, together=True)
     if len(sources) != 1:
-        raise InputError(f"rollonce tune works on one set, and these are {len(sources)}; rollonce transfer compares sets")
+        raise InputError(
+            f"rollonce tune works on one set, and these are {len(sources)}; rollonce transfer compares sets"
+        )
     with Bars() as bars:
         rollouts = read(sources[0], args.reader, bars)
         result = tune(
@@ -118,7 +121,9 @@ def _progress(bars: Bars, budget: Budget) -> Any:
 
     def tell(label: str, n: int, seconds: float, best: float) -> None:
         by_time = budget.trials == float("inf")
-        bars.tell(label, f"best {best:.3f}", int(seconds if by_time else n), int(budget.seconds if by_time else budget.trials))
+        bars.tell(
+            label, f"best {best:.3f}", int(seconds if by_time else n), int(budget.seconds if by_time else budget.trials)
+        )
         if not sys.stderr.isatty() and time.monotonic() - last[0] > 10:
             last[0] = time.monotonic()
             remark(f"{label}: {n} trials, {seconds:.0f} s, best so far {best:.3f} of LOO")
@@ -174,7 +179,8 @@ def text(r: TuneResult) -> str:
         f"  reported  {j.score.ratio:.3f}   {how}",
         f"  optimism  {r.optimism:+.3f}   tuned minus reported",
         "",
-        "reported B_eff" + ("" if j.score.b_eff.value == j.score.b_eff.value else " (unknown without repeated rollouts)"),
+        "reported B_eff"
+        + ("" if j.score.b_eff.value == j.score.b_eff.value else " (unknown without repeated rollouts)"),
         f"  tuned baseline    {j.score.b_eff:.3g}" + (f"   window {j.score.window}" if j.score.window else ""),
         f"  LOO mean          {j.loo.b_eff:.3g}",
         f"  published TF-IDF  {j.published.b_eff:.3g}",

@@ -97,7 +97,9 @@ def _replay(args: Args) -> int:
         raise InputError(_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
     notes = [f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}"] if table.skipped else []
     if args.json:
-        print_json({"command": command_line("watch"), "log": table.source, "scores": plain_scores(scores), "notes": notes})
+        print_json(
+            {"command": command_line("watch"), "log": table.source, "scores": plain_scores(scores), "notes": notes}
+        )
         return 0
     console = out()
     console.print(watch_view(console, table.name, scores))
@@ -120,16 +122,20 @@ def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
     from rollonce.scoring import default_baselines
 
     chosen = [
-        b for b in default_baselines(tasks, args.window) if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))
+        b
+        for b in default_baselines(tasks, args.window)
+        if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))
     ]
     return [b.fit(tasks) for b in [*chosen, *map(load_saved, args.baseline)]]
 
 
-# Following a growing log ------------------------------------------------------------------------------------------------------
+# Following a growing log
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 class _Growing:
-    """Steps so far. The vocabulary is that of the prompts seen, so whenever these double everything is fitted and scored anew."""
+    """Steps so far. The vocabulary is that of the prompts seen, so whenever these double everything is fitted and
+    scored anew."""
 
     def __init__(self, args: Args) -> None:
         self.args = args
@@ -153,7 +159,9 @@ class _Growing:
         for batch in self.steps:
             for i, prompt in enumerate(batch.tasks.prompts):
                 where.setdefault(prompt, (batch, i))
-        columns = {name: [batch.tasks.column(name)[i] for batch, i in where.values()] for name in step.tasks.column_names}
+        columns = {
+            name: [batch.tasks.column(name)[i] for batch, i in where.values()] for name in step.tasks.column_names
+        }
         self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns)))
         for old in self.steps:
             self.watcher.step(old)
@@ -185,12 +193,18 @@ def _follow(args: Args) -> int:
                 live.update(watch_view(console, args.log[0], scores))
             else:
                 best = scores[0]
-                print(f"step {best.steps}: {best.label} ahead, {best.ratio.value:.3f} x LOO (last 20 steps: {best.recent:.3f})", flush=True)
+                print(
+                    f"step {best.steps}: {best.label} ahead, {best.ratio.value:.3f} x LOO (last 20 steps: "
+                    f"{best.recent:.3f})",
+                    flush=True,
+                )
     finally:
         if live is not None:
             live.stop()
     if not growing.scores():
-        raise InputError(_no_steps(sum(map(len, growing.steps)), len(growing.prompts), args.batch_size), file=args.log[0])
+        raise InputError(
+            _no_steps(sum(map(len, growing.steps)), len(growing.prompts), args.batch_size), file=args.log[0]
+        )
     if live is None and not args.json:
         console.print(watch_view(console, args.log[0], growing.scores()))
     return 0
@@ -222,7 +236,9 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
 
     def batch(rows: Sequence[Any]) -> Batch:
         columns = {name: [r[4 + k] for r in rows] for k, name in enumerate(names)}
-        return Batch(Tasks([r[1] for r in rows], [r[2] for r in rows], columns), np.array([r[3] for r in rows], dtype=np.float64))
+        return Batch(
+            Tasks([r[1] for r in rows], [r[2] for r in rows], columns), np.array([r[3] for r in rows], dtype=np.float64)
+        )
 
     for rows in follow(log, poll=args.poll, stop=stop, **args.reader.keywords()):
         last = time.monotonic()
@@ -244,7 +260,8 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
         yield batch(waiting)
 
 
-# Output -----------------------------------------------------------------------------------------------------------------------
+# Output
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def plain_scores(scores: Sequence[WatchScore]) -> list[dict[str, Any]]:

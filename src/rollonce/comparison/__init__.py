@@ -1,4 +1,5 @@
-"""What a directory of training runs says: arms compared, with intervals over seeds and items. Needs neither torch nor the training side."""
+"""What a directory of training runs says: arms compared, with intervals over seeds and items. Needs neither torch nor
+the training side."""
 
 from rollonce.comparison.analysis import Analysis, ArmSummary, Difference, Settings, analyse
 from rollonce.comparison.runs import Run, Runs, load_runs

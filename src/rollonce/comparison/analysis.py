@@ -32,7 +32,16 @@ from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
 
-INSIDE = ("entropy", "kl", "truncated", "dead_groups", "baseline_outcome_correlation", "advantage_var", "grad_norm", "tokens")
+INSIDE = (
+    "entropy",
+    "kl",
+    "truncated",
+    "dead_groups",
+    "baseline_outcome_correlation",
+    "advantage_var",
+    "grad_norm",
+    "tokens",
+)
 """What of the metrics is shown per arm, as a mean over the last quarter of the steps."""
 
 
@@ -51,7 +60,9 @@ def _check(settings: Settings) -> None:
     if settings.pairing not in ("auto", "seed", "none"):
         raise InputError(f"pairing is auto, seed or none, not {settings.pairing!r}")
     if not 0 < settings.difference < 1:
-        raise InputError(f"the difference to tell is a share between 0 and 1 (0.02 is 2 points), not {settings.difference:g}")
+        raise InputError(
+            f"the difference to tell is a share between 0 and 1 (0.02 is 2 points), not {settings.difference:g}"
+        )
     if not 0.5 <= settings.power < 1:
         raise InputError(f"the power is a chance from 0.5 to below 1, not {settings.power:g}")
     if settings.level is not None and not 0 <= settings.level <= 1:
@@ -116,12 +127,17 @@ class _Work:
     def _finals(self, some: Sequence[Run], mode: str) -> FloatArray:
         return np.array([r.final(mode, self.runs.final_split) for r in some])
 
-    # One arm ------------------------------------------------------------------------------------------------------------------
+    # One arm
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _summary(self, base: str, loo: str | None) -> ArmSummary:
         some, entry = self.arms[base], self._entry(base)
         finals = {m: self._finals(some, m) for m in self.runs.modes}
-        starts = [r.series[self.kind].levels_EI[0] for r in some if r.series[self.kind].at_E[0] == 0 and len(r.series[self.kind].at_E) > 1]
+        starts = [
+            r.series[self.kind].levels_EI[0]
+            for r in some
+            if r.series[self.kind].at_E[0] == 0 and len(r.series[self.kind].at_E) > 1
+        ]
         has_start = len(starts) == len(some)
         n_bad = sum(collapsed(r, self.kind, self.settings.drop) for r in some)
         group, rollouts = entry.get("group_size"), entry.get("rollouts_per_step")
@@ -159,7 +175,9 @@ class _Work:
             return {p: float(v.sum()) for p, v in seconds.items()}
 
         def per_rollout(some: Sequence[Run]) -> FloatArray:
-            return np.array([sum(parts(r).values()) / r.metrics.rollouts_T[-1] for r in some if len(r.metrics.rollouts_T)])
+            return np.array(
+                [sum(parts(r).values()) / r.metrics.rollouts_T[-1] for r in some if len(r.metrics.rollouts_T)]
+            )
 
         some = [r for r in self.arms[base] if len(r.metrics.steps_T)]
         sums = [parts(r) for r in some]
@@ -175,7 +193,8 @@ class _Work:
             ratio,
         )
 
-    # Against the reference ----------------------------------------------------------------------------------------------------
+    # Against the reference
+    # ----------------------------------------------------------------------------------------------------
 
     def _pairing(self, base: str) -> tuple[bool, str]:
         """Whether the same seed makes an arm and the reference alike, and why."""
@@ -191,10 +210,18 @@ class _Work:
         entries = [self._entry(base), self._entry(self.reference)]
         sizes = [(e.get("group_size", 1), e.get("rollouts_per_step")) for e in entries]
         if sizes[0] != sizes[1]:
-            return False, "seeds are not paired: with other group sizes the same seed meets other tasks at the same step"
-        return True, "paired by seed: the same seed means the same tasks in the same order, and the same stream of samples"
+            return (
+                False,
+                "seeds are not paired: with other group sizes the same seed meets other tasks at the same step",
+            )
+        return (
+            True,
+            "paired by seed: the same seed means the same tasks in the same order, and the same stream of samples",
+        )
 
-    def _tables(self, base: str, paired: bool, of: Callable[[Sequence[Run]], FloatArray]) -> tuple[FloatArray, FloatArray]:
+    def _tables(
+        self, base: str, paired: bool, of: Callable[[Sequence[Run]], FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
         mine, other = self.arms[base], self.arms[self.reference]
         if paired:
             both = {r.seed for r in mine} & {r.seed for r in other}
@@ -205,7 +232,12 @@ class _Work:
         modes, others = self.runs.modes, [b for b in self.arms if b != self.reference]
         pairing = {b: self._pairing(b) for b in others}
         final = {
-            b: {m: crossed_difference(*self._tables(b, pairing[b][0], lambda rs, m=m: self._finals(rs, m)), pairing[b][0]) for m in modes}
+            b: {
+                m: crossed_difference(
+                    *self._tables(b, pairing[b][0], lambda rs, m=m: self._finals(rs, m)), pairing[b][0]
+                )
+                for m in modes
+            }
             for b in others
         }
         adjusted = {m: holm([final[b][m].p for b in others]) for m in modes}
@@ -216,7 +248,9 @@ class _Work:
             paired, why = pairing[base]
             mine, other = self._tables(base, paired, lambda rs: self._finals(rs, self.mode))
             exact = final[base][self.mode]
-            boot = bootstrap_difference(mine, other, paired, exact=exact, resamples=self.settings.resamples, seed=self.settings.seed)
+            boot = bootstrap_difference(
+                mine, other, paired, exact=exact, resamples=self.settings.resamples, seed=self.settings.seed
+            )
             # Where nothing varied, other arms' variances say nothing of this one's.
             parts = exact.components if pooled is None or exact.unknown == "no spread" else pooled
             power, m = self.settings.power, len(others)
@@ -260,11 +294,15 @@ class _Work:
         first = [r.series[self.kind] for r in self.all]
         rows = []
         for family, at in columns.items():
-            start = float(np.mean([s.levels_EI[0][at] for s in first])) if all(s.at_E[0] == 0 for s in first) else math.nan
+            start = (
+                float(np.mean([s.levels_EI[0][at] for s in first])) if all(s.at_E[0] == 0 for s in first) else math.nan
+            )
             row = {}
             for base in self.arms:
                 level, against = cells[family, base]
-                row[base] = FamilyCell(level, against.estimate if against else none, adjusted.get((family, base), math.nan))
+                row[base] = FamilyCell(
+                    level, against.estimate if against else none, adjusted.get((family, base), math.nan)
+                )
             rows.append(FamilyRow(family, len(at), start, row))
         return rows
 
@@ -275,7 +313,10 @@ class _Work:
             if begin.step != 0 or end.level.value - begin.level.value < 0.01:
                 return None
             level = (begin.level.value + end.level.value) / 2
-            why = f"half-way from the start ({begin.level.value:.1%}) to where {reference.name} ends ({end.level.value:.1%})"
+            why = (
+                f"half-way from the start ({begin.level.value:.1%}) to where {reference.name} ends "
+                f"({end.level.value:.1%})"
+            )
         return reach(self.arms, self.curve_kind, level, why, self.reference, self.clock)
 
     def _notes(self, arms: list[ArmSummary], differences: list[Difference]) -> list[str]:
@@ -283,12 +324,16 @@ class _Work:
         few = sorted({len(a.seeds) for a in arms if len(a.seeds) < 5})
         if few and few[0] == 1:
             alone = ", ".join(a.name for a in arms if len(a.seeds) == 1)
-            notes.append(f"Only one seed: {alone}. What another seed would have given is not known, so there is no interval.")
+            notes.append(
+                f"Only one seed: {alone}. What another seed would have given is not known, so there is no interval."
+            )
         elif few:
             notes.append(f"{few[0]} seeds say little about seeds: intervals are wide because they have to be.")
         stood_in = [f"{r.arm} seed {r.seed}" for r in self.all if r.stood_in]
         if stood_in:
-            notes.append(f"Ended badly and were not evaluated afterwards, so zeros stand for their end: {', '.join(stood_in)}.")
+            notes.append(
+                f"Ended badly and were not evaluated afterwards, so zeros stand for their end: {', '.join(stood_in)}."
+            )
         bad = [f"{r.arm} seed {r.seed} ({r.status}: {r.message or 'no message'})" for r in self.all if r.ended_badly]
         if bad:
             notes.append(f"Ended badly, and counted with what they ended with: {'; '.join(bad)}.")
@@ -300,9 +345,14 @@ class _Work:
             notes.append(f"{along}; final figures of the {words[runs.final_split]} items.")
         budgets = {float(r.metrics.rollouts_T[-1]) for r in self.all if not r.ended_badly and len(r.metrics.rollouts_T)}
         if len(budgets) > 1:
-            notes.append(f"The runs did not have the same number of rollouts: {min(budgets):,.0f} to {max(budgets):,.0f}.")
+            notes.append(
+                f"The runs did not have the same number of rollouts: {min(budgets):,.0f} to {max(budgets):,.0f}."
+            )
         if runs.config.get("confidence", 0.95) != 0.95:
-            notes.append(f"compare.json asks for a confidence of {runs.config['confidence']}; intervals here are 95% all the same.")
+            notes.append(
+                f"compare.json asks for a confidence of {runs.config['confidence']}; intervals here are 95% all the "
+                "same."
+            )
         modes_missing = {m for m, s in runs.items if s == runs.final_split} - set(runs.modes)
         if modes_missing:
             notes.append(f"Only some runs were evaluated {' and '.join(sorted(modes_missing))}; that is left out.")
@@ -321,7 +371,9 @@ def _reference(chosen: dict[str, str], asked: str | None, config: dict[str, Any]
         wanted = config.get("reference") or "flashreinforce"
         return wanted if wanted in chosen else next(iter(chosen))
     if asked not in chosen:
-        raise InputError(f"the reference {asked!r} is no arm with a run that can be used; there are {', '.join(chosen)}")
+        raise InputError(
+            f"the reference {asked!r} is no arm with a run that can be used; there are {', '.join(chosen)}"
+        )
     return asked
 
 

@@ -1,21 +1,25 @@
-"""What a token-level critic costs at 1 to 8 billion parameters, beside one rollout per task and groups. A PREDICTION, not a measurement.
+"""What a token-level critic costs at 1 to 8 billion parameters, beside one rollout per task and groups. A PREDICTION,
+not a measurement.
 
-Every figure is a formula of a few assumptions, named in `Setup`. Two things are deliberately simple: attention's own FLOPs are left out
-(4 layers d T a token: 3% of 2 N at 8B and 1,200 tokens), and nothing overlaps.
+Every figure is a formula of a few assumptions, named in `Setup`. Two things are deliberately simple: attention's own
+FLOPs are left out (4 layers d T a token: 3% of 2 N at 8B and 1,200 tokens), and nothing overlaps.
 
-    N parameters of the policy, C of the critic, B rollouts a step, P prompt and T response tokens a rollout, M = B (P + T) tokens
+    N parameters of the policy, C of the critic, B rollouts a step, P prompt and T response tokens a rollout, M = B (P +
+    T) tokens
 
-    sampling   FLOPs 2 N M (the prompt is read once and the response written token by token). Time: the prompt is compute-bound,
-               2 N B P / (flops mfu_prefill); decoding is bound by memory traffic, T steps of (2 N + KV cache) bytes / bandwidth for
-               ``rows`` sequences on each GPU, in B / (rows gpus) waves.
-    update     6 N M FLOPs (2 forward, 4 backward; Kaplan et al. 2020, Korthikanti et al. 2022); 8 N M with activations recomputed.
+    sampling   FLOPs 2 N M (the prompt is read once and the response written token by token). Time: the prompt is
+               compute-bound, 2 N B P / (flops mfu_prefill); decoding is bound by memory traffic, T steps of (2 N + KV
+               cache) bytes / bandwidth for ``rows`` sequences on each GPU, in B / (rows gpus) waves.
+    update     6 N M FLOPs (2 forward, 4 backward; Kaplan et al. 2020, Korthikanti et al. 2022); 8 N M with activations
+    recomputed.
     critic     separate network: values 2 C M, learning 6 C M an epoch (8 with recomputation).
-               value head on the policy's hidden state, H = d^2 + d weights: 6 H M an epoch. Values are needed before the update, so the
-               hidden states take a forward pass, 2 N M, unless the trainer makes one anyway for its log-probabilities: both are given.
+               value head on the policy's hidden state, H = d^2 + d weights: 6 H M an epoch. Values are needed before
+               the update, so the hidden states take a forward pass, 2 N M, unless the trainer makes one anyway for its
+               log-probabilities: both are given.
                GAE itself: 10 FLOPs a token, nothing.
-    memory     bf16 weights 2 bytes, bf16 gradients 2, fp32 master weights and Adam's two moments 12: 16 bytes a trained parameter
-               (Rajbhandari et al. 2020); activations with recomputation: 2 d bytes a layer and token of the micro-batch. Logits and what a
-               framework keeps for itself are left out.
+    memory     bf16 weights 2 bytes, bf16 gradients 2, fp32 master weights and Adam's two moments 12: 16 bytes a trained
+               parameter (Rajbhandari et al. 2020); activations with recomputation: 2 d bytes a layer and token of the
+               micro-batch. Logits and what a framework keeps for itself are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from rollonce.errors import InputError
 
 
 class Model(NamedTuple):
-    """A decoder: parameters, width d, layers, and bytes of KV cache a token (bf16: 2 x 2 x layers x KV heads x head size)."""
+    """A decoder: parameters, width d, layers, and bytes of KV cache a token (bf16: 2 x 2 x layers x KV heads x head
+    size)."""
 
     name: str
     parameters: float
@@ -80,7 +85,8 @@ class Setup(NamedTuple):
 
 
 KINDS = ("none", "head", "head_own_pass", "network")
-"""``none``: a baseline computed from rewards (one rollout per task, or groups); ``head``: values from a pass that is made anyway."""
+"""``none``: a baseline computed from rewards (one rollout per task, or groups); ``head``: values from a pass that is
+made anyway."""
 
 
 class Line(NamedTuple):
@@ -97,7 +103,8 @@ class Cost(NamedTuple):
 
     Attributes:
         model, kind: Which policy, and which critic (`KINDS`).
-        memory: Bytes: weights, gradients, optimizer, activations of policy and critic, KV cache, by name. Over all GPUs.
+        memory: Bytes: weights, gradients, optimizer, activations of policy and critic, KV cache, by name. Over all
+            GPUs.
         flops: By part.
         seconds: By part.
         lines: All of it with formulas.
@@ -205,7 +212,8 @@ def predict(model: Model, kind: str, setup: Setup | None = None, critic: Model |
             "policy: activations",
             s.gpus * layer_bytes * model.width * model.layers,
             "bytes",
-            "gpus 2 d layers micro_tokens" + ("" if s.recompute else " 17 (Korthikanti et al. 2022: 34 d bytes a layer and token)"),
+            "gpus 2 d layers micro_tokens"
+            + ("" if s.recompute else " 17 (Korthikanti et al. 2022: 34 d bytes a layer and token)"),
         ),
         "critic: weights": say("critic: weights", 2 * trained, "bytes", "2 C"),
         "critic: gradients": say("critic: gradients", 2 * trained, "bytes", "2 C"),
@@ -214,9 +222,13 @@ def predict(model: Model, kind: str, setup: Setup | None = None, critic: Model |
             "critic: activations",
             critic_activations,
             "bytes",
-            {"none": "0", "network": "as the policy's, with the critic's d and layers"}.get(kind, "gpus 4 d micro_tokens"),
+            {"none": "0", "network": "as the policy's, with the critic's d and layers"}.get(
+                kind, "gpus 4 d micro_tokens"
+            ),
         ),
-        "KV cache": say("KV cache", s.gpus * rows * (s.prompt + s.response) * float(model.kv_bytes), "bytes", "gpus rows (P + T) kv"),
+        "KV cache": say(
+            "KV cache", s.gpus * rows * (s.prompt + s.response) * float(model.kv_bytes), "bytes", "gpus rows (P + T) kv"
+        ),
     }
     return Cost(model.name, kind, memory, flops, seconds, lines)
 
@@ -251,7 +263,8 @@ class Prediction(NamedTuple):
 
 
 def predictions(models: Sequence[Model] = MODELS, setup: Setup | None = None) -> list[Prediction]:
-    """Every model with every kind of critic. One rollout per task and groups cost the same at the same rollouts (``none``)."""
+    """Every model with every kind of critic. One rollout per task and groups cost the same at the same rollouts
+    (``none``)."""
     out = []
     for model in models:
         plain = predict(model, "none", setup)

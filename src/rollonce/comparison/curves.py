@@ -30,7 +30,8 @@ class CurvePoint(NamedTuple):
 class Reached(NamedTuple):
     """What an arm needed to reach a level.
 
-    Runs that did not reach it are censored where they ended: it would have taken them longer, nobody knows how much. One that ended badly
+    Runs that did not reach it are censored where they ended: it would have taken them longer, nobody knows how much.
+        One that ended badly
     is not censored but never reaches it: to take it out of those at risk would flatter its arm.
 
     Attributes:
@@ -88,7 +89,9 @@ def curve(runs: Sequence[Run], kind: tuple[str, str], steps_E: np.ndarray, clock
     rollouts_SE = np.array([r.total_at(r.metrics.rollouts_T, steps_E) for r in runs])
     seconds_SE = np.array([r.total_at(r.metrics.seconds_T(clock), steps_E) for r in runs])
     return [
-        CurvePoint(int(step), float(rollouts_SE[:, k].mean()), float(seconds_SE[:, k].mean()), mean_over_seeds(levels_SE[:, k]))
+        CurvePoint(
+            int(step), float(rollouts_SE[:, k].mean()), float(seconds_SE[:, k].mean()), mean_over_seeds(levels_SE[:, k])
+        )
         for k, step in enumerate(steps_E)
     ]
 
@@ -110,7 +113,8 @@ def first_reach(x_E: FloatArray, levels_E: FloatArray, level: float) -> tuple[fl
 
 
 def kaplan_meier_median(times: Sequence[float], reached: Sequence[bool]) -> float:
-    """The time by which half have reached it, with those that had not when they ended censored; infinite if it is never half.
+    """The time by which half have reached it, with those that had not when they ended censored; infinite if it is never
+    half.
 
     A run that never reaches it (it ended badly) has an infinite time, and stays at risk.
 
@@ -127,7 +131,9 @@ def kaplan_meier_median(times: Sequence[float], reached: Sequence[bool]) -> floa
     return math.inf
 
 
-def reach(arms: dict[str, list[Run]], kind: tuple[str, str], level: float, why: str, reference: str, clock: str) -> Reach:
+def reach(
+    arms: dict[str, list[Run]], kind: tuple[str, str], level: float, why: str, reference: str, clock: str
+) -> Reach:
     """Rollouts and seconds that each arm needed to reach a level."""
     tables: list[dict[str, Reached]] = []
     horizons: list[float] = []
@@ -140,13 +146,16 @@ def reach(arms: dict[str, list[Run]], kind: tuple[str, str], level: float, why: 
                 total = run.metrics.rollouts_T if quantity == "rollouts" else run.metrics.seconds_T(clock)
                 at, reached = first_reach(run.total_at(total, series.at_E), series.levels_EI.mean(axis=1), level)
                 last = max(last, at)
-                # A run that went wrong would not have reached it with more time either: its end is no horizon, and it is never there.
+                # A run that went wrong would not have reached it with more time either: its end is no horizon, and it
+                # is never there.
                 if not reached and not run.ended_badly:
                     ends.append(at)
                 found.setdefault(name, []).append((at if reached or not run.ended_badly else math.inf, reached))
         horizon = min(ends) if ends else last
         within = {name: np.array([min(t, horizon) for t, _ in some]) for name, some in found.items()}
-        tables.append({name: _reached(some, within[name], within[reference], name == reference) for name, some in found.items()})
+        tables.append(
+            {name: _reached(some, within[name], within[reference], name == reference) for name, some in found.items()}
+        )
         horizons.append(horizon)
     return Reach(level, why, horizons[0], horizons[1], tables[0], tables[1])
 
@@ -159,9 +168,11 @@ def _reached(found: list[tuple[float, bool]], within: FloatArray, reference: Flo
 
 
 def ratio_of_means(first_S: FloatArray, second_S: FloatArray) -> Estimate:
-    """One arm's mean over another's, with a t interval by the delta method on the log scale; NaN where a mean is not above 0.
+    """One arm's mean over another's, with a t interval by the delta method on the log scale; NaN where a mean is not
+    above 0.
 
-    ``Var(log(a / b)) = Var(a) / a^2 + Var(b) / b^2`` with the variances of the two means, and Welch's degrees of freedom. NaN bounds with
+    ``Var(log(a / b)) = Var(a) / a^2 + Var(b) / b^2`` with the variances of the two means, and Welch's degrees of
+    freedom. NaN bounds with
     fewer than two values, and where no value differs: nothing is known of their spread then.
     """
     arms = [np.asarray(v, dtype=np.float64) for v in (first_S, second_S)]

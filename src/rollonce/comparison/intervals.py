@@ -1,19 +1,21 @@
 """Intervals over seeds *and* items, for arms that are evaluated on the same items.
 
-Model: ``y[s, i] = mu + A_s + B_i + E_si``, seeds and items both drawn at random (crossed, not nested: every seed meets the same items).
-With S seeds and I items, for one matrix (an arm, or the differences of two arms paired by seed):
+Model: ``y[s, i] = mu + A_s + B_i + E_si``, seeds and items both drawn at random (crossed, not nested: every seed meets
+the same items). With S seeds and I items, for one matrix (an arm, or the differences of two arms paired by seed):
 
     Var(mean) = var_A / S + var_B / I + var_E / (S I),   estimated by   (MS_A + MS_B - MS_E) / (S I)
 
-from the mean squares of the two-way table, floored at the larger of ``MS_A / (S I)`` and ``MS_B / (S I)`` (no variance is negative).
-Degrees of freedom are Satterthwaite's (1946), not below those of the seeds alone, and the quantile is Student's t. Where the seeds of two
-arms have nothing to do with each other, each arm has its own A and E; items are paired all the same:
+from the mean squares of the two-way table, floored at the larger of ``MS_A / (S I)`` and ``MS_B / (S I)`` (no variance
+is negative). Degrees of freedom are Satterthwaite's (1946), not below those of the seeds alone, and the quantile is
+Student's t. Where the seeds of two arms have nothing to do with each other, each arm has its own A and E; items are
+paired all the same:
 
     V = MS_A1 / (S1 I) + MS_A2 / (S2 I) + var_i(mean_1i - mean_2i) / I - MS_E1 / (S1 I) - MS_E2 / (S2 I)
 
-The percentile bootstrap that resamples seeds and items ("pigeonhole", Owen 2007) is computed as well. With three seeds it is far too short
-where seeds differ much, because it sees only (S - 1) / S of their variance and the normal's tails; `docs/comparison.md` has the measured
-coverage of both. What has no formula (the interquartile mean) takes the bootstrap's shape, stretched by what the mean's needs.
+The percentile bootstrap that resamples seeds and items ("pigeonhole", Owen 2007) is computed as well. With three seeds
+it is far too short where seeds differ much, because it sees only (S - 1) / S of their variance and the normal's tails;
+`docs/comparison.md` has the measured coverage of both. What has no formula (the interquartile mean) takes the
+bootstrap's shape, stretched by what the mean's needs.
 """
 
 from __future__ import annotations
@@ -108,7 +110,8 @@ def crossed_difference(first_SI: FloatArray, second_SI: FloatArray, paired: bool
 
     Args:
         first_SI, second_SI: Seeds x items of each arm; with ``paired`` row s of both is the same seed.
-        paired: Whether the same seed makes the two arms alike (same data order), so that differences are taken seed by seed.
+        paired: Whether the same seed makes the two arms alike (same data order), so that differences are taken seed by
+            seed.
     """
     first_SI, second_SI = np.asarray(first_SI, dtype=np.float64), np.asarray(second_SI, dtype=np.float64)
     if paired:
@@ -143,7 +146,9 @@ def _interval(
 ) -> Crossed:
     variance = sum(v for v, _ in plus) - sum(v for v, _ in minus)
     variance = max(variance, *(sum(v for v, _ in f) for f in floors))
-    if variance <= 1e-24:  # every cell alike but for rounding: there is nothing to learn a variance from, which is no proof of anything
+    if (
+        variance <= 1e-24
+    ):  # every cell alike but for rounding: there is nothing to learn a variance from, which is no proof of anything
         return _unknown(value, n_seeds, n_items)
     df = max(_satterthwaite(variance, [*plus, *minus]), least_df)
     se = math.sqrt(variance)
@@ -159,7 +164,13 @@ def _satterthwaite(variance: float, parts: list[tuple[float, int]]) -> float:
 
 def _unknown(value: float, n_seeds: int, n_items: int) -> Crossed:
     return Crossed(
-        Estimate(value, math.nan, math.nan), math.nan, math.nan, math.nan, Components(math.nan, math.nan, math.nan), n_seeds, n_items
+        Estimate(value, math.nan, math.nan),
+        math.nan,
+        math.nan,
+        math.nan,
+        Components(math.nan, math.nan, math.nan),
+        n_seeds,
+        n_items,
     )
 
 
@@ -189,7 +200,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-# Bootstrap and what rests on it -----------------------------------------------------------------------------------------------
+# Bootstrap and what rests on it
+# -----------------------------------------------------------------------------------------------
 
 
 class Bootstrap(NamedTuple):
@@ -205,7 +217,8 @@ class Bootstrap(NamedTuple):
 
 
 def interquartile_mean(values: FloatArray, axis: int = -1) -> FloatArray:
-    """Mean without the lowest and highest quarter (rounded down), as in rliable (Agarwal et al. 2021); up to three values: their mean.
+    """Mean without the lowest and highest quarter (rounded down), as in rliable (Agarwal et al. 2021); up to three
+    values: their mean.
 
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 9.0])))
     1.5
@@ -214,13 +227,20 @@ def interquartile_mean(values: FloatArray, axis: int = -1) -> FloatArray:
 
 
 def bootstrap_difference(
-    first_SI: FloatArray, second_SI: FloatArray, paired: bool, *, exact: Crossed | None = None, resamples: int = 2000, seed: int = 0
+    first_SI: FloatArray,
+    second_SI: FloatArray,
+    paired: bool,
+    *,
+    exact: Crossed | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> Bootstrap:
     """Resample seeds and items (the same items for both arms; the same seeds if paired).
 
     Args:
         first_SI, second_SI, paired: As for `crossed_difference`.
-        exact: The mean's interval from the formula; the interquartile mean's is stretched until the mean's would be as wide as that.
+        exact: The mean's interval from the formula; the interquartile mean's is stretched until the mean's would be as
+            wide as that.
         resamples, seed: How many, and of the generator.
     """
     rng = np.random.default_rng([seed, 7])
@@ -250,11 +270,13 @@ def bootstrap_difference(
 
 
 def probability_of_improvement(first_S: FloatArray, second_S: FloatArray) -> Estimate:
-    """Chance that a run of the first arm ends above one of the second, ties counting half (Agarwal et al. 2021), over seeds.
+    """Chance that a run of the first arm ends above one of the second, ties counting half (Agarwal et al. 2021), over
+    seeds.
 
-    The interval is Newcombe's (2006, part 2, method 5), which inverts a score test and so keeps away from [1, 1] where all seeds of one arm
-    lie above the other's, with Student's t of S1 + S2 - 2 degrees in place of the normal: three seeds fall all on one side of three others
-    once in ten times by luck alone, and with the normal's 1.96 that would pass for proof. It speaks of these items only.
+    The interval is Newcombe's (2006, part 2, method 5), which inverts a score test and so keeps away from [1, 1] where
+    all seeds of one arm lie above the other's, with Student's t of S1 + S2 - 2 degrees in place of the normal: three
+    seeds fall all on one side of three others once in ten times by luck alone, and with the normal's 1.96 that would
+    pass for proof. It speaks of these items only.
     """
     a, b = np.asarray(first_S, dtype=np.float64), np.asarray(second_S, dtype=np.float64)
     wins = float(((a[:, None] > b[None, :]) + 0.5 * (a[:, None] == b[None, :])).mean())
@@ -280,7 +302,8 @@ def share(count: int, total: int) -> Estimate:
     return Estimate(count / total, low, high)
 
 
-# How many seeds ---------------------------------------------------------------------------------------------------------------
+# How many seeds
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def predicted_se(parts: Components, n_seeds: int, n_items: int) -> float:
@@ -288,12 +311,14 @@ def predicted_se(parts: Components, n_seeds: int, n_items: int) -> float:
     return math.sqrt(parts.seed / n_seeds + parts.item / n_items + parts.rest / (n_seeds * n_items))
 
 
-def smallest_difference(parts: Components, n_seeds: int, n_items: int, paired: bool, power: float = 0.8, arms: int = 1) -> float:
+def smallest_difference(
+    parts: Components, n_seeds: int, n_items: int, paired: bool, power: float = 0.8, arms: int = 1
+) -> float:
     """The true difference that would be told apart from 0 with this chance: ``(t_(1 - .025 / arms) + t_power) se``.
 
-    ``arms`` are held against the reference at once: .05 is divided by their number (Bonferroni), which is what Holm asks of the smallest p,
-    and more than it asks of the others. df are Satterthwaite's with the expected mean squares in place of the observed ones (paired: S - 1
-    seeds, else 2 (S - 1)).
+    ``arms`` are held against the reference at once: .05 is divided by their number (Bonferroni), which is what Holm
+    asks of the smallest p, and more than it asks of the others. df are Satterthwaite's with the expected mean squares
+    in place of the observed ones (paired: S - 1 seeds, else 2 (S - 1)).
     """
     if n_seeds < 2 or not all(map(math.isfinite, parts)):
         return math.nan
@@ -307,7 +332,13 @@ def smallest_difference(parts: Components, n_seeds: int, n_items: int, paired: b
 
 
 def seeds_needed(
-    parts: Components, n_items: int, difference: float, paired: bool, power: float = 0.8, arms: int = 1, most: int = 10_000
+    parts: Components,
+    n_items: int,
+    difference: float,
+    paired: bool,
+    power: float = 0.8,
+    arms: int = 1,
+    most: int = 10_000,
 ) -> int | None:
     """The fewest seeds an arm at which this true difference is told apart from 0 with this chance, among so many arms.
 

@@ -1,7 +1,8 @@
 """Learning-rate robustness: final level against rate, how often runs collapse, and the rate chosen on the hold-out.
 
-A rate is chosen by the mean final level on the *hold-out* items and reported on the test items. The seeds are the same for both, so what is
-reported of the chosen rate is free of luck with items, not of luck with seeds; with few seeds it flatters a little.
+A rate is chosen by the mean final level on the *hold-out* items and reported on the test items. The seeds are the same
+for both, so what is reported of the chosen rate is free of luck with items, not of luck with seeds; with few seeds it
+flatters a little.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class RateCurve(NamedTuple):
         points: By rising rate.
         chosen: Name of the arm at the chosen rate.
         how: How it was chosen.
-        over_rates: Mean final level over the rates that all arms of the grid share, with equal weights (on a log grid: the area under the
-            curve); None if they share fewer than two.
+        over_rates: Mean final level over the rates that all arms of the grid share, with equal weights (on a log grid:
+            the area under the curve); None if they share fewer than two.
         against_reference: Difference of that mean to the reference arm's; None for the reference.
         p_holm: Holm's adjusted p of that difference over all arms with such a curve; NaN without one.
     """
@@ -69,7 +70,8 @@ def collapsed(run: Run, kind: tuple[str, str], drop: float) -> bool:
 
 
 def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
-    """For each arm without its rate: the name at the chosen rate, and how it was chosen ("" where there was no choice)."""
+    """For each arm without its rate: the name at the chosen rate, and how it was chosen ("" where there was no
+    choice)."""
     by_base: dict[str, list[str]] = {}
     for name in runs.arms:
         by_base.setdefault(runs.base_of(name), []).append(name)
@@ -94,13 +96,17 @@ def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
 def _comparable(rates: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], str]:
     """The runs by which rates may be compared, and what must be said of them.
 
-    While a grid is still running one rate may have had the lucky seeds alone: only seeds that all rates have count. Where there are none,
-    the rates with the most seeds are compared, again by those they share if they share any.
+    While a grid is still running one rate may have had the lucky seeds alone: only seeds that all rates have count.
+    Where there are none, the rates with the most seeds are compared, again by those they share if they share any.
     """
     every = {n: {r.seed for r in some} for n, some in rates.items()}
     shared = set.intersection(*every.values())
     if shared:
-        note = "" if all(seeds == shared for seeds in every.values()) else f" over the {_seeds(len(shared))} that all rates have"
+        note = (
+            ""
+            if all(seeds == shared for seeds in every.values())
+            else f" over the {_seeds(len(shared))} that all rates have"
+        )
     else:
         most = max(map(len, every.values()))
         every = {n: seeds for n, seeds in every.items() if len(seeds) == most}
@@ -134,19 +140,27 @@ def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[Rate
     """
     chosen, how = choose(runs, mode)
     kind = (mode, runs.final_split)
-    grids = {base: sorted((n for n in runs.arms if runs.base_of(n) == base), key=lambda n: (runs.rate_of(n), n)) for base in chosen}
+    grids = {
+        base: sorted((n for n in runs.arms if runs.base_of(n) == base), key=lambda n: (runs.rate_of(n), n))
+        for base in chosen
+    }
     grids = {base: names for base, names in grids.items() if len(names) > 1}
     shared = set.intersection(*({runs.rate_of(n) for n in names} for names in grids.values())) if grids else set()
-    means = {base: _over_rates(runs, [n for n in names if runs.rate_of(n) in shared], kind) for base, names in grids.items()}
+    means = {
+        base: _over_rates(runs, [n for n in names if runs.rate_of(n) in shared], kind) for base, names in grids.items()
+    }
     out: list[RateCurve] = []
     for base, names in grids.items():
         mine, other = means[base], means.get(reference)
         over = crossed_mean(mine) if mine is not None and len(shared) > 1 else None
         against = None
         if base != reference and mine is not None and other is not None and len(shared) > 1:
-            # Averaged over rates, each of which may have collapsed or not, seeds of two arms have little in common: not paired.
+            # Averaged over rates, each of which may have collapsed or not, seeds of two arms have little in common: not
+            # paired.
             against = crossed_difference(mine, other, paired=False)
-        out.append(RateCurve(base, [_point(runs, n, kind, drop) for n in names], chosen[base], how[base], over, against))
+        out.append(
+            RateCurve(base, [_point(runs, n, kind, drop) for n in names], chosen[base], how[base], over, against)
+        )
     compared = [k for k, c in enumerate(out) if c.against_reference is not None]
     adjusted = holm([c.against_reference.p for c in out if c.against_reference is not None])
     for k, p in zip(compared, adjusted, strict=True):
@@ -169,4 +183,6 @@ def _point(runs: Runs, name: str, kind: tuple[str, str], drop: float) -> RatePoi
     some = runs.arms[name]
     n = sum(collapsed(r, kind, drop) for r in some)
     final = crossed_mean(np.array([r.final(*kind) for r in some]))
-    return RatePoint(name, runs.rate_of(name), final, _mean_final(some, (kind[0], "holdout")), share(n, len(some)), n, len(some))
+    return RatePoint(
+        name, runs.rate_of(name), final, _mean_final(some, (kind[0], "holdout")), share(n, len(some)), n, len(some)
+    )

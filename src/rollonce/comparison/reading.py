@@ -166,7 +166,9 @@ def _metrics(path: Path) -> Metrics:
 
     def parts(key: str) -> dict[str, FloatArray]:
         return {
-            p: np.array([_number(r[key].get(p, 0.0)) if isinstance(r.get(key), dict) else math.nan for r in rows], dtype=float)
+            p: np.array(
+                [_number(r[key].get(p, 0.0)) if isinstance(r.get(key), dict) else math.nan for r in rows], dtype=float
+            )
             for p in PARTS
         }
 
@@ -193,7 +195,9 @@ def _evaluation(path: Path) -> RawEvaluation:
     for number, row in enumerate(_lines(path), 1):
         reward, task, mode = _number(row.get("reward")), row.get("task_id"), row.get("mode")
         if not math.isfinite(reward) or not isinstance(task, str | int) or mode not in MODES:
-            raise OddError(f'{path.name}, line {number} needs "task_id", "mode" (sampled or greedy) and a finite "reward"')
+            raise OddError(
+                f'{path.name}, line {number} needs "task_id", "mode" (sampled or greedy) and a finite "reward"'
+            )
         split = row.get("split") or "test"
         if split not in ("test", "holdout"):
             raise OddError(f'{path.name}, line {number}: "split" must be "test" or "holdout", not {split!r}')
@@ -203,5 +207,7 @@ def _evaluation(path: Path) -> RawEvaluation:
         seen.add(once)
         old = sums.setdefault((mode, split), {}).get(item, Sums(0.0, 0.0, 0.0, 0))
         tokens = old.tokens + _number(row.get("tokens"))
-        sums[mode, split][item] = Sums(old.reward + reward, old.truncated + bool(row.get("truncated")), tokens, old.n + 1)
+        sums[mode, split][item] = Sums(
+            old.reward + reward, old.truncated + bool(row.get("truncated")), tokens, old.n + 1
+        )
     return sums

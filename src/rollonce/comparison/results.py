@@ -113,9 +113,10 @@ class Difference:
         bootstrap: Plain percentile interval of the mean difference (sampled); too short with few seeds.
         improvement: Chance that a run of this arm ends above one of the reference (sampled).
         area: Difference of the areas under the curves.
-        seeds_needed: Seeds an arm for a true difference of `Settings.difference` at .05 over the number of arms; None if items alone forbid
-            it, or where nothing varied.
-        smallest: The true difference that this many seeds tell with the wanted chance, at the same level; NaN where that is not known.
+        seeds_needed: Seeds an arm for a true difference of `Settings.difference` at .05 over the number of arms; None
+            if items alone forbid it, or where nothing varied.
+        smallest: The true difference that this many seeds tell with the wanted chance, at the same level; NaN where
+            that is not known.
     """
 
     arm: str
@@ -132,7 +133,8 @@ class Difference:
 
 
 class FamilyCell(NamedTuple):
-    """An arm on a family: final level, difference to the reference, and its p adjusted over the whole table (NaN for the reference)."""
+    """An arm on a family: final level, difference to the reference, and its p adjusted over the whole table (NaN for
+    the reference)."""
 
     level: Estimate
     difference: Estimate
@@ -195,7 +197,8 @@ class Analysis:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and named tuples as dictionaries, numbers of numpy as Python's, what JSON has no number for as None."""
+    """Dataclasses and named tuples as dictionaries, numbers of numpy as Python's, what JSON has no number for as
+    None."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -1,7 +1,7 @@
 """Reads a directory of runs: ``compare.json``, and for each arm and seed its metrics, evaluations and result.
 
-What cannot be used is never dropped in silence: every run that is left out is named with its reason. A run that ended badly (a NaN loss,
-a collapse) *is* used, since leaving it out would flatter its arm; see `Run.ended_badly`.
+What cannot be used is never dropped in silence: every run that is left out is named with its reason. A run that ended
+badly (a NaN loss, a collapse) *is* used, since leaving it out would flatter its arm; see `Run.ended_badly`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rollonce.rollouts import FloatArray
 
 
 class Series(NamedTuple):
-    """Evaluations of one run in one mode on one split: the steps they were made at (E,), and each item's mean reward (E, items)."""
+    """Evaluations of one run in one mode on one split: the steps they were made at (E,), and each item's mean reward
+    (E, items)."""
 
     at_E: np.ndarray
     levels_EI: FloatArray
@@ -103,7 +104,8 @@ class Runs:
 
     @property
     def curve_split(self) -> str:
-        """What learning curves are of: of the splits that every run has, the one that was evaluated more often on the way."""
+        """What learning curves are of: of the splits that every run has, the one that was evaluated more often on the
+        way."""
         runs = [r for some in self.arms.values() for r in some]
         return _curve_split(runs, self.modes[0], len(runs))
 
@@ -160,7 +162,11 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("arms"), dict) or not config["arms"]:
         raise InputError('must be an object with "arms": {"name": {...}}', file=path)
     seeds = config.get("seeds")
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds):
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
+    ):
         raise InputError('must have "seeds": a list of whole numbers', file=path)
     for name, arm in config["arms"].items():
         if not isinstance(arm, dict):
@@ -178,7 +184,8 @@ def _expected(config: dict[str, Any], folders: Path) -> list[tuple[str, int, Pat
     return out
 
 
-# The same items for all -------------------------------------------------------------------------------------------------------
+# The same items for all
+# -------------------------------------------------------------------------------------------------------
 
 
 def _same_items(
@@ -216,7 +223,10 @@ def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], need
             if set(items) != want:
                 both = len(want & set(items))
                 what = f"{split} items ({mode})"
-                return f"its evaluation of step {step} has {len(items)} {what} where most have {len(want)}, {both} in common"
+                return (
+                    f"its evaluation of step {step} has {len(items)} {what} where most have {len(want)}, {both} in "
+                    "common"
+                )
     last = max(raw.evaluations)
     stands_in = raw.result["status"] in BAD_ENDS and last < raw.result["steps"]
     for mode, split in needed:
@@ -227,7 +237,8 @@ def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], need
 
 
 def _curve_split(runs: Sequence[Run], mode: str, least: int) -> str:
-    """The split evaluated most often on the way, of those that at least so many runs have; the test items in case of doubt."""
+    """The split evaluated most often on the way, of those that at least so many runs have; the test items in case of
+    doubt."""
     counts = {}
     for split in ("test", "holdout"):
         have = [len(r.series[mode, split].at_E) for r in runs if (mode, split) in r.series]
@@ -237,7 +248,8 @@ def _curve_split(runs: Sequence[Run], mode: str, least: int) -> str:
 
 
 def _same_curves(runs: list[Run], mode: str, left_out: list[LeftOut]) -> list[Run]:
-    """The runs whose learning curves can be held against each other: of the split that most have, with a step that most share."""
+    """The runs whose learning curves can be held against each other: of the split that most have, with a step that most
+    share."""
     if not runs:
         return runs
     split = _curve_split(runs, mode, len(runs) // 2 + 1)
@@ -248,7 +260,11 @@ def _same_curves(runs: list[Run], mode: str, left_out: list[LeftOut]) -> list[Ru
             usable.append(run)
         else:
             left_out.append(
-                LeftOut(run.arm, str(run.seed), f"has no evaluation of the {words} items, which most runs' learning curves are of")
+                LeftOut(
+                    run.arm,
+                    str(run.seed),
+                    f"has no evaluation of the {words} items, which most runs' learning curves are of",
+                )
             )
     whole = [r for r in usable if not r.ended_badly] or usable
     steps = {id(r): set(r.series[mode, split].at_E.tolist()) for r in whole}
@@ -257,7 +273,8 @@ def _same_curves(runs: list[Run], mode: str, left_out: list[LeftOut]) -> list[Ru
     step, n = Counter(step for some in steps.values() for step in sorted(some)).most_common(1)[0]
     odd = {key for key, some in steps.items() if step not in some}
     reason = (
-        f"was not evaluated on the {words} items at step {step}, as {n} others were; without a common step there are no curves to compare"
+        f"was not evaluated on the {words} items at step {step}, as {n} others were; without a common step there are "
+        "no curves to compare"
     )
     left_out += [LeftOut(r.arm, str(r.seed), reason) for r in usable if id(r) in odd]
     return [r for r in usable if id(r) not in odd]
@@ -280,7 +297,9 @@ def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[
     split = "test" if any(s == "test" for _, s in items) else "holdout"
     rows = [] if stood_in else list(raw.evaluations[last].get((modes[0], split), {}).values())
     n = sum(r.n for r in rows)
-    truncated, tokens = (sum(r.truncated for r in rows) / n, sum(r.tokens for r in rows) / n) if n else (math.nan, math.nan)
+    truncated, tokens = (
+        (sum(r.truncated for r in rows) / n, sum(r.tokens for r in rows) / n) if n else (math.nan, math.nan)
+    )
     message = str(raw.result.get("message") or "")
     return Run(raw.arm, raw.seed, status, message, steps, raw.metrics, series, truncated, tokens, stood_in)
 

@@ -1,7 +1,7 @@
 """B_eff of baselines that were scored alongside the training, relative to the plain leave-one-out mean's.
 
-``E[A^2] = s2 + MSE`` for a leave-one-out baseline, so ``B_eff / B_eff(LOO)`` is LOO's mean squared advantage over the baseline's, both
-summed over the steps (MATH: section 3).
+``E[A^2] = s2 + MSE`` for a leave-one-out baseline, so ``B_eff / B_eff(LOO)`` is LOO's mean squared advantage over the
+baseline's, both summed over the steps (MATH: section 3).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def loo_label(runs: Sequence[Run]) -> str | None:
 def shadow_ratios(runs: Sequence[Run], loo: str) -> dict[str, Estimate]:
     """Each shadow baseline's ratio to LOO over all steps of these runs, with a delete-a-block jackknife interval.
 
-    Neighbouring steps are alike (the policy, a baseline's history), so each run is cut into up to ten blocks of consecutive steps and a
-    block is left out at a time; on the log scale, Student's t.
+    Neighbouring steps are alike (the policy, a baseline's history), so each run is cut into up to ten blocks of
+    consecutive steps and a block is left out at a time; on the log scale, Student's t.
 
     Args:
         runs: Of one arm, or of all.
@@ -39,7 +39,12 @@ def shadow_ratios(runs: Sequence[Run], loo: str) -> dict[str, Estimate]:
     labels = sorted({label for run in runs for label in run.metrics.shadow} - {loo})
     out = {}
     for label in labels:
-        blocks = [b for run in runs if label in run.metrics.shadow and loo in run.metrics.shadow for b in _blocks(run, label, loo)]
+        blocks = [
+            b
+            for run in runs
+            if label in run.metrics.shadow and loo in run.metrics.shadow
+            for b in _blocks(run, label, loo)
+        ]
         out[label] = _jackknife(np.array(blocks)) if blocks else Estimate(math.nan, math.nan, math.nan)
     return out
 

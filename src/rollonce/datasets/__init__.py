@@ -1,4 +1,5 @@
-"""Eight small public calibration sets, shipped with the package so that examples run anywhere (README.md here says where they come from).
+"""Eight small public calibration sets, shipped with the package so that examples run anywhere (README.md here says
+where they come from).
 
 >>> from rollonce import datasets
 >>> table = datasets.load("game24_gpt4_cot")
@@ -43,7 +44,9 @@ class Dataset(NamedTuple):
     family: str | None = None
 
 
-def _set(name: str, policy: str, reward: str, source: str, licence: str, file: str, family: str | None = None) -> Dataset:
+def _set(
+    name: str, policy: str, reward: str, source: str, licence: str, file: str, family: str | None = None
+) -> Dataset:
     return Dataset(name, policy, reward, source, licence, _HERE / "licences" / file, family)
 
 
@@ -150,7 +153,8 @@ def load(name: str) -> Rollouts:
     """
     import orjson
 
-    # The files are ours and right, so this needs none of the readers' checks (and the readers' layer may not be imported from here).
+    # The files are ours and right, so this needs none of the readers' checks (and the readers' layer may not be
+    # imported from here).
     about, file = describe(name), path(name)
     groups: dict[str, list[dict[str, object]]] = {}
     for line in gzip.decompress(file.read_bytes()).splitlines():

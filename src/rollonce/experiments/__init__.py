@@ -1,1 +1,2 @@
-"""Pre-registered experiments: specification, preflights, gate, pilot, arms, evaluation, verdict. `rollonce run` drives them."""
+"""Pre-registered experiments: specification, preflights, gate, pilot, arms, evaluation, verdict. `rollonce run` drives
+them."""

@@ -1,8 +1,9 @@
 """What an arm's ``advantage`` means: a name in the specification -> one baseline of this package.
 
-``group_mean``; ``tfidf_kernel_loo_T<temperature>``; ``length_buckets_loo`` (five quantile buckets of log prompt length, in batch);
-``batch_mean``; ``loo_mean``; ``none``; any name of `rollonce.training.arms` (``critic_prompt``, ``gs1_kriging`` ...); or a name given a
-configuration in the specification's ``rollonce.baselines``. ``critic_token`` is a value head with GAE, local engine only.
+``group_mean``; ``tfidf_kernel_loo_T<temperature>``; ``length_buckets_loo`` (five quantile buckets of log prompt length,
+in batch); ``batch_mean``; ``loo_mean``; ``none``; any name of `rollonce.training.arms` (``critic_prompt``,
+``gs1_kriging`` ...); or a name given a configuration in the specification's ``rollonce.baselines``. ``critic_token`` is
+a value head with GAE, local engine only.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def baseline_of(spec: Spec, advantage: str) -> Baseline:
     if advantage in BY_NAME:
         return BY_NAME[advantage]()
     names = ", ".join(["tfidf_kernel_loo_T0.1", *plain, TOKEN_CRITIC, *BY_NAME])
-    raise InputError(f"the advantage {advantage!r} means nothing here; there are {names}, or give it a configuration in rollonce.baselines")
+    raise InputError(
+        f"the advantage {advantage!r} means nothing here; there are {names}, or give it a configuration in "
+        "rollonce.baselines"
+    )
 
 
 def check_advantages(spec: Spec) -> None:

@@ -1,4 +1,5 @@
-"""Data audit: the three sets share no prompt, the grader agrees with known solutions, and counts and hashes are on record."""
+"""Data audit: the three sets share no prompt, the grader agrees with known solutions, and counts and hashes are on
+record."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from rollonce.tasks import Task, grade
 def audit_tasks(tasks: ExperimentTasks, limits: GenerationAudit, evaluation: EvalSpec) -> dict[str, Any]:
     """Counts, hashes, overlaps and label errors; ``passed`` and ``problems`` say whether the limits hold.
 
-    Overlap is counted after `rollonce.rollouts.normalise_prompt`. A label error is a known right solution that the grader does not accept.
+    Overlap is counted after `rollonce.rollouts.normalise_prompt`. A label error is a known right solution that the
+    grader does not accept.
     """
     sets = {"train": tasks.train, "used": tasks.used, "calibration": tasks.calibration, "test": tasks.test}
     keys = {name: {normalise_prompt(t.prompt) for t in found} for name, found in sets.items()}
@@ -28,17 +30,22 @@ def audit_tasks(tasks: ExperimentTasks, limits: GenerationAudit, evaluation: Eva
     graded = grade([t for t, _ in sample], [answer for _, answer in sample]) if sample else None
     wrong = [t.id for (t, _), r in zip(sample, graded.rewards, strict=True) if r < 1] if graded else []
     problems = [
-        f"{n} prompts are in {pair}; {limits.max_eval_overlaps} are allowed" for pair, n in overlaps.items() if n > limits.max_eval_overlaps
+        f"{n} prompts are in {pair}; {limits.max_eval_overlaps} are allowed"
+        for pair, n in overlaps.items()
+        if n > limits.max_eval_overlaps
     ]
     if len(wrong) > limits.max_label_errors:
         problems.append(
-            f"the grader rejects {len(wrong)} of {len(sample)} known solutions ({wrong[0]!r} first); {limits.max_label_errors} are allowed"
+            f"the grader rejects {len(wrong)} of {len(sample)} known solutions ({wrong[0]!r} first); "
+            f"{limits.max_label_errors} are allowed"
         )
     if len(sample) < limits.min_sample_size and limits.required:
         problems.append(f"only {len(sample)} known solutions to grade, {limits.min_sample_size} required")
     deviations = []
     if len(tasks.test) != evaluation.n_examples:
-        deviations.append(f"the evaluation has {len(tasks.test)} different prompts; {evaluation.n_examples} were registered")
+        deviations.append(
+            f"the evaluation has {len(tasks.test)} different prompts; {evaluation.n_examples} were registered"
+        )
     return {
         "passed": not problems,
         "problems": problems,

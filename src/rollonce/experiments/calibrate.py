@@ -1,4 +1,5 @@
-"""Calibration rollouts of the starting policy: a few tasks that no arm trains on, G sampled rollouts each; resumable, under a time cap."""
+"""Calibration rollouts of the starting policy: a few tasks that no arm trains on, G sampled rollouts each; resumable,
+under a time cap."""
 
 from __future__ import annotations
 
@@ -23,12 +24,19 @@ class Calibration(NamedTuple):
 
 
 def calibrate(
-    engine: Engine, tasks: TaskSet, group_size: int, seed: int, file: Path, minutes: float, progress: Callable[[int, int], None]
+    engine: Engine,
+    tasks: TaskSet,
+    group_size: int,
+    seed: int,
+    file: Path,
+    minutes: float,
+    progress: Callable[[int, int], None],
 ) -> Calibration:
     """Sample, or go on sampling.
 
-    ``file`` gets a line a task: ``task_id, prompt, rewards, truncated, tokens, seconds``. The cap counts the time spent in all sittings.
-    Each chunk of tasks has a seed of its own, so a resumed calibration draws what the first would have.
+    ``file`` gets a line a task: ``task_id, prompt, rewards, truncated, tokens, seconds``. The cap counts the time spent
+    in all sittings. Each chunk of tasks has a seed of its own, so a resumed calibration draws what the first would
+    have.
 
     Raises:
         StageFailed: the cap came before the end. A gate is not scored on the tasks that happened to be quick.
@@ -43,7 +51,8 @@ def calibrate(
             continue
         if spent > 60 * minutes:
             raise StageFailed(
-                f"the cap of {minutes:g} minutes came after {len(done)} of {len(tasks)} calibration tasks; the gate is not scored"
+                f"the cap of {minutes:g} minutes came after {len(done)} of {len(tasks)} calibration tasks; the gate is "
+                "not scored"
             )
         began = time.monotonic()
         answers = engine.sample(chunk, group_size, seed * 1_000_003 + start)
@@ -53,7 +62,11 @@ def calibrate(
             if task.id in done:
                 continue
             row = {"task_id": task.id, "prompt": task.prompt, "rewards": [a.reward for a in group]}
-            row |= {"truncated": [a.truncated for a in group], "tokens": [a.tokens for a in group], "seconds": round(seconds, 4)}
+            row |= {
+                "truncated": [a.truncated for a in group],
+                "tokens": [a.tokens for a in group],
+                "seconds": round(seconds, 4),
+            }
             done[task.id] = row
             append_line(file, row)
         progress(len(done), len(tasks))

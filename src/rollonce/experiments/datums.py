@@ -1,8 +1,9 @@
-"""A fixed batch, the datums that would be sent for it, and their loss and gradient on a tiny float64 model on this machine.
+"""A fixed batch, the datums that would be sent for it, and their loss and gradient on a tiny float64 model on this
+machine.
 
-A service returns neither loss terms nor gradients. So the gradient of what would be sent is taken here, to the log-probabilities and to the
-parameters of a small recurrent model with fixed weights. It shows that two lists of datums are the same training signal; it says nothing
-about the service's own arithmetic.
+A service returns neither loss terms nor gradients. So the gradient of what would be sent is taken here, to the
+log-probabilities and to the parameters of a small recurrent model with fixed weights. It shows that two lists of datums
+are the same training signal; it says nothing about the service's own arithmetic.
 
 Shapes: ``_D`` datums, ``_T`` tokens.
 """
@@ -23,7 +24,8 @@ VOCABULARY, WIDTH = 97, 16
 
 
 class Datum(NamedTuple):
-    """One rollout as it is trained on: at position t the model has read ``inputs[:t + 1]`` and is judged on ``targets[t]``."""
+    """One rollout as it is trained on: at position t the model has read ``inputs[:t + 1]`` and is judged on
+    ``targets[t]``."""
 
     inputs: list[int]
     targets: list[int]
@@ -44,7 +46,8 @@ class FixedBatch(NamedTuple):
 
 
 def fixed_batch(prompts: Sequence[str], group_size: int, seed: int = 0) -> FixedBatch:
-    """``group_size`` rollouts of each prompt; rewards 0, 1 and a few between, so that no wrong formula hides behind symmetry.
+    """``group_size`` rollouts of each prompt; rewards 0, 1 and a few between, so that no wrong formula hides behind
+    symmetry.
 
     Behaviour log-probabilities are the tiny model's own, moved by up to 0.2: ratios differ from 1 and carry through.
     """
@@ -93,13 +96,18 @@ class TinyModel:
 
     def __call__(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Tensor]:
         """Log-probability of each target (T,), a tensor a sequence."""
-        return [self._one([i % VOCABULARY for i in x], [i % VOCABULARY for i in y]) for x, y in zip(inputs, targets, strict=True)]
+        return [
+            self._one([i % VOCABULARY for i in x], [i % VOCABULARY for i in y])
+            for x, y in zip(inputs, targets, strict=True)
+        ]
 
     def _one(self, inputs: list[int], targets: list[int]) -> Tensor:
         state = torch.zeros(WIDTH, dtype=torch.float64)
         states = []
         for row in self.embedding[torch.tensor(inputs)] @ self.read + self.bias:
-            z, r, n = (row + torch.cat([(state @ self.carry)[: 2 * WIDTH], torch.zeros(WIDTH, dtype=torch.float64)])).split(WIDTH)
+            z, r, n = (
+                row + torch.cat([(state @ self.carry)[: 2 * WIDTH], torch.zeros(WIDTH, dtype=torch.float64)])
+            ).split(WIDTH)
             new = torch.tanh(n + torch.sigmoid(r) * (state @ self.carry[:, 2 * WIDTH :]))
             keep = torch.sigmoid(z)
             state = keep * state + (1 - keep) * new
@@ -109,7 +117,8 @@ class TinyModel:
 
 
 class Signal(NamedTuple):
-    """Loss, and its gradient to the log-probabilities (all tokens end to end) and to the parameters (all end to end)."""
+    """Loss, and its gradient to the log-probabilities (all tokens end to end) and to the parameters (all end to
+    end)."""
 
     loss: float
     to_log_probs: FloatArray
@@ -120,7 +129,9 @@ def signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
     """By torch: ``-sum ratio A`` over response tokens (importance sampling), over their number with ``token_mean``."""
     model = TinyModel()
     log_probs = torch.cat(model([d.inputs for d in datums], [d.targets for d in datums]))
-    old, advantages, mask = (torch.tensor([x for d in datums for x in getattr(d, f)], dtype=torch.float64) for f in _TERMS)
+    old, advantages, mask = (
+        torch.tensor([x for d in datums for x in getattr(d, f)], dtype=torch.float64) for f in _TERMS
+    )
     loss = -(torch.exp(log_probs - old) * advantages * mask).sum()
     if token_mean:
         loss = loss / mask.sum()
@@ -129,7 +140,8 @@ def signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
 
 
 def reference_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
-    """By numpy and by hand: ``dL / d log p = -ratio A``; the chain to the parameters is the model's Jacobian (torch)."""
+    """By numpy and by hand: ``dL / d log p = -ratio A``; the chain to the parameters is the model's Jacobian
+    (torch)."""
     model = TinyModel()
     log_probs = torch.cat(model([d.inputs for d in datums], [d.targets for d in datums]))
     old, advantages, mask = (np.array([x for d in datums for x in getattr(d, f)], dtype=np.float64) for f in _TERMS)
@@ -172,7 +184,8 @@ class Comparison(NamedTuple):
 
 
 def compare(what: str, ours: Signal, other: Signal, loss: Tolerance, gradient: Tolerance) -> Comparison:
-    """``other`` is what is right: tolerances are relative to it. Gradients of zero throughout are no agreement but nothing to compare."""
+    """``other`` is what is right: tolerances are relative to it. Gradients of zero throughout are no agreement but
+    nothing to compare."""
     loss_ok = abs(ours.loss - other.loss) <= loss.atol + loss.rtol * abs(other.loss)
     cosines, ok, largest = [], True, 0.0
     for a, b in ((ours.to_log_probs, other.to_log_probs), (ours.to_parameters, other.to_parameters)):

@@ -16,8 +16,8 @@ from rollonce.tuning.power import half_width
 
 Verdict = Literal["validated", "failed", "inconclusive"]
 CAVEAT = (
-    "The interval is over evaluation items, conditional on these checkpoints: one seed an arm. It says nothing of how much another seed "
-    "of the same arm would differ."
+    "The interval is over evaluation items, conditional on these checkpoints: one seed an arm. It says nothing of how "
+    "much another seed of the same arm would differ."
 )
 
 
@@ -81,11 +81,14 @@ def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
     alpha = rule.alpha / len(rule.criteria)
     found = [_criterion(c, alpha, grades) for c in rule.criteria]
     verdicts = {c.verdict for c in found}
-    verdict: Verdict = "failed" if "failed" in verdicts else "validated" if verdicts == {"validated"} else "inconclusive"
+    verdict: Verdict = (
+        "failed" if "failed" in verdicts else "validated" if verdicts == {"validated"} else "inconclusive"
+    )
     sentence = (
         found[0].sentence
         if len(found) == 1
-        else f"{verdict.capitalize()}, over {len(found)} simultaneous criteria. " + " ".join(f"{c.id}: {c.sentence}" for c in found)
+        else f"{verdict.capitalize()}, over {len(found)} simultaneous criteria. "
+        + " ".join(f"{c.id}: {c.sentence}" for c in found)
     )
     return Decision(verdict, sentence, found, CAVEAT)
 
@@ -98,11 +101,15 @@ def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> 
     for key, g in used.items():
         bad = g[(g < c.bounds[0]) | (g > c.bounds[1]) | ~np.isfinite(g)]
         if len(bad):
-            raise InputError(f"the criterion {c.id!r} was registered for a metric in {c.bounds}, but {key} has a grade of {bad[0]:g}")
+            raise InputError(
+                f"the criterion {c.id!r} was registered for a metric in {c.bounds}, but {key} has a grade of {bad[0]:g}"
+            )
     d = sum((c.weights[key] * g for key, g in used.items()), np.zeros(next(iter(sizes.values()))))
     low, high = span(c)
     interval = hoeffding(d, low, high, alpha)
-    verdict: Verdict = "validated" if interval.low > c.margin else "failed" if interval.high < c.margin else "inconclusive"
+    verdict: Verdict = (
+        "validated" if interval.low > c.margin else "failed" if interval.high < c.margin else "inconclusive"
+    )
     pair = [key for key, w in c.weights.items() if w]
     test = None
     if len(pair) == 2 and all(set(np.unique(used[k])) <= {0.0, 1.0} for k in pair):
@@ -124,7 +131,9 @@ def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> 
 
 
 def _sentence(verdict: Verdict, c: Criterion, i: Interval, n: int, alpha: float, width: float) -> str:
-    said = f"a difference of {i.value:+.4f} with the {1 - alpha:.4g} interval [{i.low:+.4f}, {i.high:+.4f}] over {n} items"
+    said = (
+        f"a difference of {i.value:+.4f} with the {1 - alpha:.4g} interval [{i.low:+.4f}, {i.high:+.4f}] over {n} items"
+    )
     if verdict == "validated":
         return f"Validated: {said}, whose lower end lies above the margin {c.margin:+g}."
     half = half_width("hoeffding", n, alpha, 0.0, span=width)
@@ -154,14 +163,21 @@ def power_statement(rule: DecisionRule, n: int) -> list[str]:
         needed = c.margin + half
         text = f"{c.id}: {n} items, half-width {half:.4f} at alpha {alpha:.4g}; "
         if needed >= high:
-            text += f"it can never validate (a difference above {needed:+.4f} would be needed, and {high:+g} is the largest there is)."
+            text += (
+                f"it can never validate (a difference above {needed:+.4f} would be needed, and {high:+g} is the "
+                "largest there is)."
+            )
         else:
             items = math.floor(needed * n + 1e-9) + 1
             if needed >= 0:
-                text += f"it validates only if the treatment is observed at least {100 * needed:.1f} points better (net {items:+d} items)."
+                text += (
+                    f"it validates only if the treatment is observed at least {100 * needed:.1f} points better (net "
+                    f"{items:+d} items)."
+                )
             else:
                 text += (
-                    f"it validates unless the treatment is observed {-100 * needed:.1f} points worse, or more (net {items - 1:+d} items)."
+                    f"it validates unless the treatment is observed {-100 * needed:.1f} points worse, or more (net "
+                    f"{items - 1:+d} items)."
                 )
             if c.margin < 0 <= needed:
                 text += " Being exactly as good will end inconclusive."

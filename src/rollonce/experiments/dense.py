@@ -1,6 +1,8 @@
-"""A reward that a random model can earn, so that every stage can be walked through without a model that solves anything.
+"""A reward that a random model can earn, so that every stage can be walked through without a model that solves
+anything.
 
-For tests of the machinery only: a specification with ``dense_reward`` says so on its page, and its verdict means nothing.
+For tests of the machinery only: a specification with ``dense_reward`` says so on its page, and its verdict means
+    nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a run needs and the registered text says in words: derived from it, each with where it was found.
 
-The section ``rollonce`` of the file comes first, then the command, the method and the gate's texts, then a default of ours. ``--check``
-prints all of them, so nothing is assumed in silence.
+The section ``rollonce`` of the file comes first, then the command, the method and the gate's texts, then a default of
+ours. ``--check`` prints all of them, so nothing is assumed in silence.
 """
 
 from __future__ import annotations
@@ -84,10 +84,13 @@ def derive(spec: Spec) -> Settings:
     stock = "tinker_cookbook.recipes" in command
     engine = pick("engine", ("cookbook" if stock else None, "the recipe named in command"), default="local")
     gsm8k = "gsm8k:hub" if spec.dataset.name == "gsm8k" else None
-    tasks = pick("tasks", (gsm8k, "dataset.name"), ("embedded" if spec.dataset.name == "embedded" else None, "dataset.name"))
+    tasks = pick(
+        "tasks", (gsm8k, "dataset.name"), ("embedded" if spec.dataset.name == "embedded" else None, "dataset.name")
+    )
     if tasks is None:
         raise InputError(
-            f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, jsonl:FILE ...)"
+            f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, "
+            "jsonl:FILE ...)"
         )
     roles = own.roles or {}
     origin["baseline"] = origin["treatment"] = "rollonce.roles" if own.roles else "the order of arms"
@@ -97,7 +100,11 @@ def derive(spec: Spec) -> Settings:
         engine=engine,
         policy=pick("policy", (spec.base_model, "base_model")),
         tasks=tasks,
-        max_tokens=pick("max_tokens", (_number(r"max_tokens[= ](\d+)", command), "command"), default=96 if engine == "local" else 512),
+        max_tokens=pick(
+            "max_tokens",
+            (_number(r"max_tokens[= ](\d+)", command), "command"),
+            default=96 if engine == "local" else 512,
+        ),
         calibration_tasks=pick(
             "calibration_tasks",
             (_number(r"(\d+) tasks x \d+ rollouts", command), "command"),
@@ -110,7 +117,9 @@ def derive(spec: Spec) -> Settings:
             (_number(r"G=(\d+) rollouts", gate), "activation_gate"),
             default=8,
         ),
-        calibration_minutes=float(pick("calibration_minutes", (_number(r"capped at (\d+) minutes", command), "command"), default=10)),
+        calibration_minutes=float(
+            pick("calibration_minutes", (_number(r"capped at (\d+) minutes", command), "command"), default=10)
+        ),
         pilot_steps=pick(
             "pilot_steps",
             (_number(r"(\d+) steps per arm", command), "command"),

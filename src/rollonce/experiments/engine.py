@@ -1,4 +1,5 @@
-"""What an experiment asks of whatever trains and samples: a handful of calls. ``engines/local.py`` and ``engines/tinker.py`` answer them.
+"""What an experiment asks of whatever trains and samples: a handful of calls. ``engines/local.py`` and
+``engines/tinker.py`` answer them.
 
 Shapes: ``_B`` rollouts of a step.
 """

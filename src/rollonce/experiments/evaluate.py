@@ -1,4 +1,5 @@
-"""The final evaluation: greedy, item by item on disk, resumable at every item, with a time limit that only the guilty item pays for."""
+"""The final evaluation: greedy, item by item on disk, resumable at every item, with a time limit that only the guilty
+item pays for."""
 
 from __future__ import annotations
 
@@ -22,12 +23,17 @@ TOO_SLOW = "time limit"
 
 
 def evaluate_items(
-    engine: Engine, checkpoint: str, tasks: TaskSet, file: Path, item_seconds: float, progress: Callable[[int, int], None]
+    engine: Engine,
+    checkpoint: str,
+    tasks: TaskSet,
+    file: Path,
+    item_seconds: float,
+    progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
     """Grade every task once; what is in ``file`` already is not graded again.
 
-    A chunk of tasks is answered at once. If it takes longer than ``item_seconds``, its tasks are asked one by one, and one that alone takes
-    longer counts as wrong, with the reason on record.
+    A chunk of tasks is answered at once. If it takes longer than ``item_seconds``, its tasks are asked one by one, and
+    one that alone takes longer counts as wrong, with the reason on record.
 
     Raises:
         InputError: the file holds an item that is no task of this evaluation.
@@ -60,7 +66,8 @@ def _answers(engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: fl
 
 
 def within(seconds: float, work: Callable[[], T]) -> T | None:
-    """What ``work`` gives, or None if it is not done in time; then it is left to itself, in a thread that ends with the process."""
+    """What ``work`` gives, or None if it is not done in time; then it is left to itself, in a thread that ends with the
+    process."""
     answers: queue.Queue[tuple[bool, Any]] = queue.Queue()
 
     def body() -> None:

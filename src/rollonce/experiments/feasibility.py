@@ -9,7 +9,8 @@ from rollonce.experiments.spec import ArmSpec, Budget
 
 
 class Projection(NamedTuple):
-    """Seconds of one phase: expected, and with every step (or item) as quick, or as slow, as the extreme of the pilot."""
+    """Seconds of one phase: expected, and with every step (or item) as quick, or as slow, as the extreme of the
+    pilot."""
 
     phase: str
     expected: float
@@ -18,16 +19,23 @@ class Projection(NamedTuple):
 
 
 def project(
-    arms: Sequence[ArmSpec], step_seconds: Mapping[str, Sequence[float]], eval_seconds: float, eval_items: int, n_items: int
+    arms: Sequence[ArmSpec],
+    step_seconds: Mapping[str, Sequence[float]],
+    eval_seconds: float,
+    eval_items: int,
+    n_items: int,
 ) -> list[Projection]:
-    """A phase an arm and one for the evaluations. The first step compiles and warms up: it is counted once, not extrapolated."""
+    """A phase an arm and one for the evaluations. The first step compiles and warms up: it is counted once, not
+    extrapolated."""
     out = []
     for arm in arms:
         seconds = list(step_seconds[arm.name])
         rest = seconds[1:] or seconds
         n = arm.steps - 1
         mean = sum(rest) / len(rest)
-        out.append(Projection(f"arm {arm.name}", seconds[0] + n * mean, seconds[0] + n * min(rest), seconds[0] + n * max(rest)))
+        out.append(
+            Projection(f"arm {arm.name}", seconds[0] + n * mean, seconds[0] + n * min(rest), seconds[0] + n * max(rest))
+        )
     each = eval_seconds / eval_items * n_items * len(arms)
     out.append(Projection("evaluation", each, each, each))
     return out
@@ -53,7 +61,10 @@ def judge(phases: Sequence[Projection], spent: float, gpus: float, budget: Budge
     over = budget.max_wall_minutes is not None and high / 60 > budget.max_wall_minutes
     over = over or (budget.gpu_hours is not None and high / 3600 * gpus > budget.gpu_hours)
     if over and not problems:
-        warnings.append(f"at the pilot's slowest step the run would take {high / 60:.1f} minutes, over the budget; the expected time fits")
+        warnings.append(
+            f"at the pilot's slowest step the run would take {high / 60:.1f} minutes, over the budget; the expected "
+            "time fits"
+        )
     return {
         "phases": [p._asdict() for p in phases],
         "spent_seconds": spent,

@@ -1,7 +1,7 @@
 """Files of a run that are whole or not there: appended lines, replaced files, hashes.
 
-A line counts once its newline is on disk. What follows the last newline was being written when the process died, and is cut off the
-next time the file is opened.
+A line counts once its newline is on disk. What follows the last newline was being written when the process died, and is
+cut off the next time the file is opened.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def file_digest(path: Path) -> str:
 def no_room(path: Path, error: OSError) -> InputError:
     """The sentence for a failed write."""
     return InputError(
-        f"cannot be written ({error.strerror or error}); nothing of it was kept, and the run goes on from here when started again",
+        f"cannot be written ({error.strerror or error}); nothing of it was kept, and the run goes on from here when "
+        "started again",
         file=path,
     )
 
@@ -84,7 +85,9 @@ def read_lines(path: Path, *, mend: bool = False) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except ValueError:
-            raise InputError("is no JSON, though the line is finished: the file was changed by hand", file=path, line=number) from None
+            raise InputError(
+                "is no JSON, though the line is finished: the file was changed by hand", file=path, line=number
+            ) from None
 
 
 def write_whole(path: Path, data: bytes) -> None:

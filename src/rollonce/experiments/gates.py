@@ -1,7 +1,9 @@
-"""The activation gate: does the treatment differ from a plain batch mean, and predict better? Measured, compared, never relaxed.
+"""The activation gate: does the treatment differ from a plain batch mean, and predict better? Measured, compared, never
+relaxed.
 
-Offline, from calibration rollouts: the ratio of two effective batch sizes by the post's recipe (`rollonce.reference`, which decides, as
-registered) and by the scoring package's closed form, which must agree. Online, from the pilot's own logs.
+Offline, from calibration rollouts: the ratio of two effective batch sizes by the post's recipe (`rollonce.reference`,
+which decides, as registered) and by the scoring package's closed form, which must agree. Online, from the pilot's own
+logs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ class CheckResult(NamedTuple):
     def sentence(self) -> str:
         """In words."""
         found = ", ".join("not measurable" if v is None else f"{v:.6g}" for v in self.values) or "nothing measured"
-        return f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {limits(self.min, self.max)} was registered)"
+        return (
+            f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {limits(self.min, self.max)} was "
+            "registered)"
+        )
 
 
 def limits(low: float | None, high: float | None) -> str:
@@ -54,13 +59,17 @@ def limits(low: float | None, high: float | None) -> str:
 
 
 def check(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[CheckResult]:
-    """The predicates of one part of the gate (``offline`` or ``pilot``), in their order. What was not measured fails."""
+    """The predicates of one part of the gate (``offline`` or ``pilot``), in their order. What was not measured
+    fails."""
     out = []
     for c in checks:
         if GATE_METRICS[c.metric] != when:
             continue
         values = measured.get(_canonical(c.metric), [])
-        inside = [v is not None and math.isfinite(v) and (c.min is None or v >= c.min) and (c.max is None or v <= c.max) for v in values]
+        inside = [
+            v is not None and math.isfinite(v) and (c.min is None or v >= c.min) and (c.max is None or v <= c.max)
+            for v in values
+        ]
         out.append(CheckResult(c.metric, values, c.min, c.max, bool(inside) and all(inside), c.measures))
     return out
 
@@ -130,19 +139,28 @@ def offline_score(
     n_batches, resamples = n_batches or N_BATCHES, RESAMPLES if resamples is None else resamples
     n = len(prompts)
     if n < batch_size:
-        raise InputError(f"the gate is registered at batches of {batch_size} distinct tasks, and the calibration has {n}")
+        raise InputError(
+            f"the gate is registered at batches of {batch_size} distinct tasks, and the calibration has {n}"
+        )
     table = Rollouts.from_groups(list(rewards), list(prompts), task_ids=[str(i) for i in range(n)], name="calibration")
     m = moments(table)
     s2, tau2, mean = float(m.s2.value), float(m.tau2.value), float(np.mean([np.mean(r) for r in rewards]))
     empty = OfflineScore(None, None, None, None, False, None, None, s2, tau2, mean, n, batch_size, "")
     # Not s2 == 0: eight times -0.1 have a mean that is off by rounding, and a variance of 1e-34.
     if all(len(set(r)) == 1 for r in rewards):
-        same = "all rewards are equal" if len({x for r in rewards for x in r}) == 1 else "rollouts of a task never differ"
-        return empty._replace(note=f"{same} (s2 = 0, mean reward {mean:g}): there is no effective batch size to compare")
+        same = (
+            "all rewards are equal" if len({x for r in rewards for x in r}) == 1 else "rollouts of a task never differ"
+        )
+        return empty._replace(
+            note=f"{same} (s2 = 0, mean reward {mean:g}): there is no effective batch size to compare"
+        )
     on_tasks = reference_on_tasks(advantage, prompts, fitted_on)
     if on_tasks is None:
         return empty._replace(
-            note=f"no independent reference exists for {advantage!r}, and a gate is not decided by the code that it checks"
+            note=(
+                f"no independent reference exists for {advantage!r}, and a gate is not decided by the code that it "
+                "checks"
+            )
         )
     mine = reference.simulate_beff(rewards, on_tasks, batch_size=batch_size, batches=n_batches, seed=seed)
     loo = reference.simulate_beff(rewards, reference.loo_on(), batch_size=batch_size, batches=n_batches, seed=seed)
@@ -152,7 +170,12 @@ def offline_score(
     scored = scorer.score(baseline if baseline.type != "loo" else LeaveOneOut()).ratio
     agree = abs(ratio - scored.value) <= 5 * se + 1e-9
     note = (
-        "" if agree else f"recipe {ratio:.4f} and closed form {scored.value:.4f} disagree beyond their sampling error: the code is at fault"
+        ""
+        if agree
+        else (
+            f"recipe {ratio:.4f} and closed form {scored.value:.4f} disagree beyond their sampling error: the code is "
+            "at fault"
+        )
     )
     return empty._replace(
         ratio=ratio,

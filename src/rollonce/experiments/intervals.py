@@ -23,14 +23,16 @@ class Interval(NamedTuple):
 
 
 def hoeffding(differences_N: FloatArray, low: float, high: float, alpha: float) -> Interval:
-    """``mean +- R sqrt(ln(2 / alpha) / (2 n))``, R = high - low (Hoeffding 1963). No assumption but independence and the bounds."""
+    """``mean +- R sqrt(ln(2 / alpha) / (2 n))``, R = high - low (Hoeffding 1963). No assumption but independence and
+    the bounds."""
     mean = float(differences_N.mean())
     width = half_width("hoeffding", len(differences_N), alpha, 0.0, span=high - low)
     return Interval(mean, mean - width, mean + width)
 
 
 def empirical_bernstein(differences_N: FloatArray, low: float, high: float, alpha: float) -> Interval:
-    """Maurer & Pontil 2009, theorem 4, both sides with alpha / 2; uses the differences' measured variance (ddof = 1)."""
+    """Maurer & Pontil 2009, theorem 4, both sides with alpha / 2; uses the differences' measured variance (ddof =
+    1)."""
     n, mean = len(differences_N), float(differences_N.mean())
     if n < 2:
         return Interval(mean, low, high)
@@ -41,9 +43,9 @@ def empirical_bernstein(differences_N: FloatArray, low: float, high: float, alph
 def betting(differences_N: FloatArray, low: float, high: float, alpha: float, *, grid: int = 2000) -> Interval:
     """Hedged-capital interval by betting (Waudby-Smith & Ramdas 2023, theorem 3, predictable plug-in bets, c = 1/2).
 
-    For each candidate mean m two gamblers bet that the mean is larger, or smaller; m is out once the larger half-capital reaches
-    1 / alpha at any time (Ville's inequality). Depends on the order of the items, which is that of the evaluation set and fixed
-    beforehand. The ends are on a grid of ``high - low`` / ``grid``, rounded outwards.
+    For each candidate mean m two gamblers bet that the mean is larger, or smaller; m is out once the larger
+    half-capital reaches 1 / alpha at any time (Ville's inequality). Depends on the order of the items, which is that of
+    the evaluation set and fixed beforehand. The ends are on a grid of ``high - low`` / ``grid``, rounded outwards.
     """
     x = (np.asarray(differences_N, dtype=np.float64) - low) / (high - low)
     n = len(x)

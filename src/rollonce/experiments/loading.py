@@ -110,7 +110,10 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
         if arm.lr != spec.optimizer.lr:
             yield f"{at}.lr", f"expected optimizer.lr, {spec.optimizer.lr:g}; found {arm.lr:g}"
         if arm.advantage == "group_mean" and arm.group_size < 2:
-            yield f"{at}.group_size", "expected at least 2 with advantage group_mean: a group of one has advantage 0 always; found 1"
+            yield (
+                f"{at}.group_size",
+                "expected at least 2 with advantage group_mean: a group of one has advantage 0 always; found 1",
+            )
     for i, check in enumerate(spec.activation_gate.checks):
         at = f"activation_gate.checks[{i}]"
         if check.metric not in GATE_METRICS:
@@ -121,7 +124,10 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
             yield at, f"expected min <= max; found {check.min:g} > {check.max:g}, which nothing passes"
     rule = spec.decision_rule
     if sorted(set(rule.seeds)) != sorted({a.seed for a in spec.arms}) or len(set(rule.seeds)) > 1:
-        yield "decision_rule.seeds", f"expected the one seed that all arms share; found {rule.seeds}, arms {[a.seed for a in spec.arms]}"
+        yield (
+            "decision_rule.seeds",
+            f"expected the one seed that all arms share; found {rule.seeds}, arms {[a.seed for a in spec.arms]}",
+        )
     known = {*names, "baseline", "treatment"}
     if len({c.id for c in rule.criteria}) < len(rule.criteria):
         yield "decision_rule.criteria", "two criteria have one id"
@@ -137,7 +143,10 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
         elif c.bounds[0] < c.bounds[1]:
             low, high = span(c)
             if not low < c.margin < high:
-                yield f"{at}.margin", f"expected a number between the difference's bounds, {low:g} and {high:g}; found {c.margin:g}"
+                yield (
+                    f"{at}.margin",
+                    f"expected a number between the difference's bounds, {low:g} and {high:g}; found {c.margin:g}",
+                )
     for role, name in (spec.rollonce.roles or {}).items():
         if name not in names:
             yield f"rollonce.roles.{role}", f"expected the name of an arm; found {name!r}"
@@ -151,7 +160,10 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
             pairs = (("learning_rate", arm.lr), ("seed", arm.seed), ("lora_rank", spec.lora_rank))
             for key, wanted in pairs:
                 if getattr(sent, key) != wanted:
-                    yield f"{at}.optimizer_config.{key}", f"expected {wanted}, as elsewhere in the file; found {getattr(sent, key)}"
+                    yield (
+                        f"{at}.optimizer_config.{key}",
+                        f"expected {wanted}, as elsewhere in the file; found {getattr(sent, key)}",
+                    )
 
 
 def _unknown(part: BaseModel, at: str = "") -> Iterator[str]:

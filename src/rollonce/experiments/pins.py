@@ -1,8 +1,9 @@
-"""``UNRESOLVED: pin ...``: resolved at run time to what is really installed, and recorded. Nothing is looked up in a network.
+"""``UNRESOLVED: pin ...``: resolved at run time to what is really installed, and recorded. Nothing is looked up in a
+network.
 
-A package is pinned by its version, the commit it was installed from where pip noted one, and a sha256 over the names and bytes of its
-installed ``.py`` files. `rollonce.reference` is pinned by the sha256 of its file, and by the commit that last changed it where it lies in
-a clean checkout.
+A package is pinned by its version, the commit it was installed from where pip noted one, and a sha256 over the names
+and bytes of its installed ``.py`` files. `rollonce.reference` is pinned by the sha256 of its file, and by the commit
+that last changed it where it lies in a clean checkout.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def resolve(loaded: LoadedSpec, settings: Settings) -> Pins:
             else:
                 resolved[path] = pin
         elif field == "baseline_revision":
-            resolved[path] = own_pin() | {"note": "the local engine's group mean is this package's own, compared with reference.py"}
+            resolved[path] = own_pin() | {
+                "note": "the local engine's group mean is this package's own, compared with reference.py"
+            }
         else:
             unresolved[path] = f"nothing is known to pin it to ({text[:80]}): write the value into the specification"
     return Pins(resolved, unresolved)
@@ -74,9 +77,14 @@ def own_pin() -> dict[str, Any]:
 
 
 def reference_pin() -> dict[str, Any]:
-    """``rollonce/reference.py``: its sha256, and the commit that last changed it, if it lies in a checkout and is unchanged since."""
+    """``rollonce/reference.py``: its sha256, and the commit that last changed it, if it lies in a checkout and is
+    unchanged since."""
     path = Path(rollonce.__file__).parent / "reference.py"
-    pin: dict[str, Any] = {"file": "rollonce/reference.py", "version": rollonce.__version__, "sha256": file_digest(path)}
+    pin: dict[str, Any] = {
+        "file": "rollonce/reference.py",
+        "version": rollonce.__version__,
+        "sha256": file_digest(path),
+    }
     changed = _git(path, "status", "--porcelain", "--", path.name)
     commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
     return pin | ({"commit": commit} if commit and changed == "" else {})

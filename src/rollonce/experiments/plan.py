@@ -1,4 +1,5 @@
-"""What a specification asks for, said before anything is run: the stages, the power, what is unresolved, and what it costs at most."""
+"""What a specification asks for, said before anything is run: the stages, the power, what is unresolved, and what it
+costs at most."""
 
 from __future__ import annotations
 
@@ -37,8 +38,10 @@ def plan_lines(loaded: LoadedSpec, s: Settings, pins: Pins) -> list[tuple[str, l
     """Sections of the plan: (heading, lines)."""
     spec = loaded.spec
     arms = [
-        f"{a.name} ({'treatment' if a.name == s.treatment else 'baseline' if a.name == s.baseline else 'further arm'}): {a.advantage}, "
-        f"{a.groups_per_batch} tasks x {a.group_size} = {a.rollouts} rollouts a step, {a.steps} steps, lr {a.lr:g}, seed {a.seed}"
+        f"{a.name} "
+        f"({'treatment' if a.name == s.treatment else 'baseline' if a.name == s.baseline else 'further arm'}): "
+        f"{a.advantage}, {a.groups_per_batch} tasks x {a.group_size} = {a.rollouts} rollouts a step, {a.steps} steps, "
+        f"lr {a.lr:g}, seed {a.seed}"
         for a in spec.arms
     ]
     gate = [f"{GATE_METRICS[c.metric]}: {c.metric} {limits(c.min, c.max)}" for c in spec.activation_gate.checks]
@@ -47,10 +50,13 @@ def plan_lines(loaded: LoadedSpec, s: Settings, pins: Pins) -> list[tuple[str, l
         "data audit: prompts disjoint after normalisation, labels, hashes",
         correctness if spec.correctness_preflight.required else "correctness preflight: not required, skipped",
         f"restoration preflight: fresh clients agree within {s.restoration_atol:g}",
-        f"calibration: {s.calibration_tasks} tasks x {s.calibration_group_size}, at most {s.calibration_minutes:g} minutes; gate, offline",
-        f"timing pilot: {s.pilot_steps} steps an arm, {s.pilot_eval_items} items timed; gate, online; feasibility against the budget",
+        f"calibration: {s.calibration_tasks} tasks x {s.calibration_group_size}, at most {s.calibration_minutes:g} "
+        "minutes; gate, offline",
+        f"timing pilot: {s.pilot_steps} steps an arm, {s.pilot_eval_items} items timed; gate, online; feasibility "
+        "against the budget",
         f"arms: {', '.join(a.name for a in spec.arms)}",
-        f"evaluation: {spec.eval.n_examples} items an arm, greedy, at most {s.max_tokens} tokens and {s.item_seconds:g} s each",
+        f"evaluation: {spec.eval.n_examples} items an arm, greedy, at most {s.max_tokens} tokens and "
+        f"{s.item_seconds:g} s each",
         "decision (paired Hoeffding as registered) and report",
     ]
     c, budget = cost(loaded, s), spec.budget
@@ -58,13 +64,16 @@ def plan_lines(loaded: LoadedSpec, s: Settings, pins: Pins) -> list[tuple[str, l
     allowed += [] if budget.max_wall_minutes is None else [f"{budget.max_wall_minutes:g} minutes"]
     trained = (c.pilot + c.training) * s.max_tokens
     costs = [
-        f"{c.calibration:,} calibration + {c.pilot:,} pilot + {c.training:,} training + {c.evaluation:,} evaluation rollouts",
+        f"{c.calibration:,} calibration + {c.pilot:,} pilot + {c.training:,} training + {c.evaluation:,} evaluation "
+        "rollouts",
         f"at most {c.max_response_tokens:,} response tokens, {trained:,} of them also trained on; prompts come on top",
         f"budget: {' and '.join(allowed) or 'none registered'}; GPUs declared: {s.declared_gpus:g}. "
         "Time is not guessed: the pilot measures it, and a run over budget stops",
     ]
     unresolved = [f"{path}: {why}" for path, why in pins.open.items()]
-    unresolved += [f"{path}: will be pinned to {_pin(pin)}" for path, pin in pins.resolved.items() if path in loaded.unresolved]
+    unresolved += [
+        f"{path}: will be pinned to {_pin(pin)}" for path, pin in pins.resolved.items() if path in loaded.unresolved
+    ]
     derived = [f"{name}: {getattr(s, name)} (from {where})" for name, where in s.origin.items()]
     sections = [
         ("Arms", arms),

@@ -1,5 +1,6 @@
-"""Correctness preflight: nothing is trained before the custom advantage path was shown to be the stock one with the treatment off, and the
-registered formula with it on; and before the treatment was seen to act where it must, and not to act where it must not.
+"""Correctness preflight: nothing is trained before the custom advantage path was shown to be the stock one with the
+treatment off, and the registered formula with it on; and before the treatment was seen to act where it must, and not to
+act where it must not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ import numpy as np
 from rollonce import reference
 from rollonce.baselines import Baseline, Batch, KernelBaseline
 from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of, tfidf_temperature
-from rollonce.experiments.datums import Comparison, Datum, FixedBatch, compare, fixed_batch, plain_datums, reference_signal, signal
+from rollonce.experiments.datums import (
+    Comparison,
+    Datum,
+    FixedBatch,
+    compare,
+    fixed_batch,
+    plain_datums,
+    reference_signal,
+    signal,
+)
 from rollonce.experiments.reference_paths import own_cluster_mean, reference_advantages, two_clusters
 from rollonce.experiments.spec import ArmSpec, PreflightPath, Spec
 from rollonce.kernels import Buckets, Softmax
@@ -94,17 +104,26 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: Path, train_prompts: Seq
     for registered in spec.correctness_preflight.paths:
         off, on = _off(path, prompts, registered), _on(path, prompts, registered, treatment, fitted, train_prompts)
         paths.append(
-            {"id": registered.id, "comparisons": [c.to_dict() for c in (off, on) if c is not None], "missing_reference": on is None}
+            {
+                "id": registered.id,
+                "comparisons": [c.to_dict() for c in (off, on) if c is not None],
+                "missing_reference": on is None,
+            }
         )
     forced = [f._asdict() for f in (_activation(spec, treatment, fitted), _nonactivation(fitted))]
-    passed = all(c["passed"] for p in paths for c in p["comparisons"]) and not any(p["missing_reference"] for p in paths)
+    passed = all(c["passed"] for p in paths for c in p["comparisons"]) and not any(
+        p["missing_reference"] for p in paths
+    )
     return {
         "passed": passed and all(f["passed"] for f in forced),
         "paths": paths,
         "forced": forced,
         "treatment_off_against": path.against,
-        "gradients": "taken on a tiny float64 model on this machine, from the datums that would be sent: a service returns none",
-        "loss": "importance sampling, " + ("mean over response tokens" if path.token_mean else "sum over response tokens"),
+        "gradients": (
+            "taken on a tiny float64 model on this machine, from the datums that would be sent: a service returns none"
+        ),
+        "loss": "importance sampling, "
+        + ("mean over response tokens" if path.token_mean else "sum over response tokens"),
         "treatment": fitted.config(),
     }
 
@@ -116,7 +135,9 @@ def _off(path: Path, prompts: Sequence[str], registered: PreflightPath) -> Compa
     t = registered.tolerances
     ours = signal(path.ours(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
     stock = signal(path.stock(batch), token_mean=path.token_mean)
-    return compare("treatment off (group mean, G=8) against the stock baseline", ours, stock, t.baseline_loss, t.baseline_gradient)
+    return compare(
+        "treatment off (group mean, G=8) against the stock baseline", ours, stock, t.baseline_loss, t.baseline_gradient
+    )
 
 
 def _on(
@@ -138,14 +159,22 @@ def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
     made = baseline_of(spec, arm.advantage)
     prompts, rewards, analytic = two_clusters(1.0)
     what = "forced activation: two clusters of 5 and 3"
-    if tfidf_temperature(arm.advantage) is not None and isinstance(made, KernelBaseline) and isinstance(made.kernel, Softmax):
+    if (
+        tfidf_temperature(arm.advantage) is not None
+        and isinstance(made, KernelBaseline)
+        and isinstance(made.kernel, Softmax)
+    ):
         # At T = 1, where a wrong formula shows; at the registered 0.1 the other cluster weighs 5e-5.
         made = dataclasses.replace(made, kernel=dataclasses.replace(made.kernel, temperature=1.0))
         what += ", T = 1"
     elif arm.advantage == LENGTH_BUCKETS and isinstance(made, KernelBaseline) and isinstance(made.kernel, Buckets):
         analytic = own_cluster_mean(prompts, rewards)
     else:
-        same = {"batch_mean": rewards.mean() + 0 * rewards, "loo_mean": reference.loo_mean(rewards), "none": 0 * rewards}
+        same = {
+            "batch_mean": rewards.mean() + 0 * rewards,
+            "loo_mean": reference.loo_mean(rewards),
+            "none": 0 * rewards,
+        }
         if arm.advantage not in same:
             return Forced(what, 0.0, True, f"{fitted.label}: no analytic value is known for it; not judged")
         analytic, what = same[arm.advantage], "two clusters, which must make no difference to it"

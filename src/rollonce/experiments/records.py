@@ -1,11 +1,13 @@
-"""The run's diary: append-only JSON records, each holding the hash of the one before and of the specification; and the run's lock.
+"""The run's diary: append-only JSON records, each holding the hash of the one before and of the specification; and the
+run's lock.
 
 ``records.jsonl`` has one line a finished stage::
 
     {"index", "stage", "status", "inputs", "data", "files", "seconds", "utc", "spec", "previous", "hash"}
 
-``hash`` is the sha256 of the line's other fields, ``previous`` the hash of the line before, so that no line can be changed, dropped or
-put in without the chain showing it. ``utc`` is the wall clock's word and nothing depends on it; ``seconds`` comes from a monotonic clock.
+``hash`` is the sha256 of the line's other fields, ``previous`` the hash of the line before, so that no line can be
+changed, dropped or put in without the chain showing it. ``utc`` is the wall clock's word and nothing depends on it;
+``seconds`` comes from a monotonic clock.
 """
 
 from __future__ import annotations
@@ -166,7 +168,8 @@ def locked(directory: Path) -> Iterator[None]:
         except OSError:
             holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
             raise InputError(
-                f"a run is at work in this directory ({holder}); wait for it, or name another with --out", file=directory
+                f"a run is at work in this directory ({holder}); wait for it, or name another with --out",
+                file=directory,
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

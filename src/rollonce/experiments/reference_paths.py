@@ -1,4 +1,5 @@
-"""Each advantage once more, by `rollonce.reference` alone: what the fast code is held against before it may train anything.
+"""Each advantage once more, by `rollonce.reference` alone: what the fast code is held against before it may train
+anything.
 
 `None` where no independent reference exists; a required preflight then fails rather than compare code with itself.
 """
@@ -38,7 +39,8 @@ def reference_advantages(
 
 
 def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequence[str]) -> Callable[..., Any] | None:
-    """The same for `rollonce.reference.simulate_beff`: (task indices, rewards) -> b. Self-inclusive ones through their LOO twin."""
+    """The same for `rollonce.reference.simulate_beff`: (task indices, rewards) -> b. Self-inclusive ones through their
+    LOO twin."""
     temperature = tfidf_temperature(advantage)
     if temperature is not None:
         return reference.gs1_on(reference.tfidf_similarity(prompts, fitted_on), temperature)
@@ -53,7 +55,8 @@ def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequen
 
 
 def two_clusters(temperature: float) -> tuple[list[str], FloatArray, FloatArray]:
-    """Forced activation, five and three identical prompts, orthogonal across: prompts, rewards, analytic baseline (MATH: section 1)."""
+    """Forced activation, five and three identical prompts, orthogonal across: prompts, rewards, analytic baseline
+    (MATH: section 1)."""
     cluster: IntArray = np.array([0, 1, 0, 0, 1, 0, 1, 0])
     rewards = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.25, 0.5, 1.0])
     prompts = [("red apple basket", "seventeen engines hummed loudly")[c] for c in cluster]

@@ -1,6 +1,7 @@
 """A run in its directory: which stages are done, which may be entered, and which specification is in force.
 
-A stage is entered again only if something that it depends on has changed, and never once training has begun. A stage that failed stays
+A stage is entered again only if something that it depends on has changed, and never once training has begun. A stage
+that failed stays
 failed: measuring again until it passes is not offered.
 """
 
@@ -75,10 +76,13 @@ class Run:
         spec = self.loaded.spec
         if spec.rollonce.revision is not None:
             raise InputError(
-                "rollonce.revision makes this a revised specification; it goes on in the directory of the run that it revises (--out)",
+                "rollonce.revision makes this a revised specification; it goes on in the directory of the run that it "
+                "revises (--out)",
                 file=self.loaded.path,
             )
-        write_whole(self.directory / SPEC_COPY, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False).encode() + b"\n")
+        write_whole(
+            self.directory / SPEC_COPY, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False).encode() + b"\n"
+        )
         data = {
             "title": spec.title,
             "rollonce": rollonce.__version__,
@@ -100,15 +104,15 @@ class Run:
         revision = self.loaded.spec.rollonce.revision
         if revision is not None and revision.of != force.spec:
             raise InputError(
-                f"rollonce.revision.of is {revision.of!r}, but the specification in force in {self.directory} has sha256 {force.spec} (as "
-                "--check prints it, of the content and not of the file's bytes)",
+                f"rollonce.revision.of is {revision.of!r}, but the specification in force in {self.directory} has "
+                f"sha256 {force.spec} (as --check prints it, of the content and not of the file's bytes)",
                 file=self.loaded.path,
             )
         if revision is None:
             changed = "; ".join(_differences(before, self.loaded.raw)) or "nothing but its hash"
             raise InputError(
-                f"this is not the specification that the run in {self.directory} started with ({changed}). It cannot be changed any more: "
-                "go on with the file as it was, or start another run with --out",
+                f"this is not the specification that the run in {self.directory} started with ({changed}). It cannot "
+                "be changed any more: go on with the file as it was, or start another run with --out",
                 file=self.loaded.path,
             )
         self._revise(force, before, revision.reason)
@@ -127,7 +131,9 @@ class Run:
         now = self.loaded.spec.arm(treatment).advantage
         tried = {r.data.get("advantage") for r in self.chain.records if r.stage == "revision"}
         if now not in allowed or now in tried:
-            raise refuse(f"{now!r} is no pre-approved fallback that is left; {', '.join(allowed) or 'none'} were approved")
+            raise refuse(
+                f"{now!r} is no pre-approved fallback that is left; {', '.join(allowed) or 'none'} were approved"
+            )
         expected = json.loads(json.dumps(before))
         expected["arms"][at]["advantage"] = now
         for document in (expected, mine := json.loads(json.dumps(self.loaded.raw))):
@@ -139,7 +145,13 @@ class Run:
             raise refuse(f"it changes more than the treatment's advantage ({'; '.join(odd)})")
         name = f"spec.revision-{len(tried) + 1}.json"
         write_whole(self.directory / name, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False).encode() + b"\n")
-        data = {"of": force.spec, "reason": reason, "advantage": now, "was": before["arms"][at]["advantage"], "file": name}
+        data = {
+            "of": force.spec,
+            "reason": reason,
+            "advantage": now,
+            "was": before["arms"][at]["advantage"],
+            "file": name,
+        }
         data["deviations"] = [f"the pre-approved fallback {now} replaced {data['was']} after the failed gate: {reason}"]
         self.chain.append("revision", "passed", spec=self.loaded.sha256, data=data, files=[name])
         self.say(f"revision: {now} replaces {data['was']} ({reason})")
@@ -193,7 +205,9 @@ class Run:
         status: Status = "passed" if found.passed else "failed"
         data = found.data | ({"sentence": found.sentence} if found.sentence else {})
         seconds = time.monotonic() - began
-        record = self.chain.append(stage, status, spec=self.loaded.sha256, inputs=inputs, data=data, files=found.files, seconds=seconds)
+        record = self.chain.append(
+            stage, status, spec=self.loaded.sha256, inputs=inputs, data=data, files=found.files, seconds=seconds
+        )
         if status == "failed":
             raise Stopped(record)
         self.say(f"{stage}: passed ({seconds:.1f} s)")

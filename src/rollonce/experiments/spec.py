@@ -1,6 +1,7 @@
 """The specification of a pre-registered experiment: its fields. `rollonce.experiments.loading` reads and checks a file.
 
-Our own additions live under the key ``rollonce`` (`Extension`); a file without it gets them derived, see `rollonce.experiments.derive`.
+Our own additions live under the key ``rollonce`` (`Extension`); a file without it gets them derived, see
+`rollonce.experiments.derive`.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class Dataset(_Part):
 
 
 class Criterion(_Part):
-    """One comparison: ``sum of weight x mean metric`` over arms must lie above ``margin``. ``bounds`` are the metric's."""
+    """One comparison: ``sum of weight x mean metric`` over arms must lie above ``margin``. ``bounds`` are the
+    metric's."""
 
     id: str
     metric: Literal["accuracy"]
@@ -299,7 +301,8 @@ class Spec(_Part):
 def span(criterion: Criterion) -> tuple[float, float]:
     """Smallest and largest value that ``sum of weight x metric`` can take on one item.
 
-    >>> span(Criterion(id="a", metric="accuracy", bounds=[0.0, 1.0], margin=-0.05, weights={"baseline": -1.0, "treatment": 1.0}))
+    >>> weights = {"baseline": -1.0, "treatment": 1.0}
+    >>> span(Criterion(id="a", metric="accuracy", bounds=[0.0, 1.0], margin=-0.05, weights=weights))
     (-1.0, 1.0)
     """
     ends = [(w * criterion.bounds[0], w * criterion.bounds[1]) for w in criterion.weights.values()]

@@ -1,4 +1,5 @@
-"""The stages in their order, from pins to verdict. Each is a function of the run so far; `run_experiment` walks them."""
+"""The stages in their order, from pins to verdict. Each is a function of the run so far; `run_experiment` walks
+them."""
 
 from __future__ import annotations
 
@@ -80,8 +81,12 @@ def _audit(run: Run, pins: Record) -> Record:
     def body() -> Finding:
         found = audit_tasks(tasks, spec.generation_audit, spec.eval)
         if s.dense_reward:
-            found["deviations"].append("dense_reward: the reward is one that a random model earns; the verdict means nothing")
-        return Finding(found["passed"], found, [], "data audit: " + "; ".join(found["problems"]) if found["problems"] else "")
+            found["deviations"].append(
+                "dense_reward: the reward is one that a random model earns; the verdict means nothing"
+            )
+        return Finding(
+            found["passed"], found, [], "data audit: " + "; ".join(found["problems"]) if found["problems"] else ""
+        )
 
     from rollonce.experiments.audit import tasks_digest
 
@@ -95,14 +100,25 @@ def _correctness(run: Run, pins: Record, audit: Record) -> Record:
     def body() -> Finding:
         if not spec.correctness_preflight.required:
             return Finding(
-                True, {"skipped": "not required by the specification", "deviations": ["correctness preflight not required: skipped"]}
+                True,
+                {
+                    "skipped": "not required by the specification",
+                    "deviations": ["correctness preflight not required: skipped"],
+                },
             )
         if arm.advantage == TOKEN_CRITIC:
-            return Finding(False, {}, [], "correctness preflight: a token-level critic has no float64 reference; make it the baseline arm")
+            return Finding(
+                False,
+                {},
+                [],
+                "correctness preflight: a token-level critic has no float64 reference; make it the baseline arm",
+            )
         found = run_preflight(spec, arm, run.engine.path, run.engine.tasks().train.prompts)
         bad = [c["what"] for p in found["paths"] for c in p["comparisons"] if not c["passed"]]
         bad += [f["what"] for f in found["forced"] if not f["passed"]]
-        bad += [f"{p['id']}: no independent reference for {arm.advantage}" for p in found["paths"] if p["missing_reference"]]
+        bad += [
+            f"{p['id']}: no independent reference for {arm.advantage}" for p in found["paths"] if p["missing_reference"]
+        ]
         return Finding(found["passed"], found, [], "correctness preflight: " + "; ".join(bad) if bad else "")
 
     tolerances = digest([p.model_dump() for p in spec.correctness_preflight.paths])
@@ -133,7 +149,8 @@ def _restoration(run: Run, audit: Record) -> Record:
             distances[name] = float(np.abs(values - base).max(initial=0.0)) if same else None
             if not same or (distances[name] or 0.0) > s.restoration_atol:
                 problems.append(
-                    f"log-probabilities of {name} and {spec.arms[0].name} differ by {distances[name]} (limit {s.restoration_atol:g})"
+                    f"log-probabilities of {name} and {spec.arms[0].name} differ by {distances[name]} (limit "
+                    f"{s.restoration_atol:g})"
                 )
         for name, arm in registered.items():
             sent, wanted = fresh[name].optimizer, arm.optimizer_config.model_dump()
@@ -150,22 +167,33 @@ def _restoration(run: Run, audit: Record) -> Record:
         return Finding(not problems, data, [], "restoration preflight: " + "; ".join(problems) if problems else "")
 
     arms = digest([(a.name, a.lr, a.seed) for a in spec.arms])
-    inputs = {"arms": arms, "registered": digest(spec.restoration_preflight.model_dump()), "tasks": audit.inputs["tasks"]}
+    inputs = {
+        "arms": arms,
+        "registered": digest(spec.restoration_preflight.model_dump()),
+        "tasks": audit.inputs["tasks"],
+    }
     return run.enter("restoration", inputs | {"engine": digest(run.engine.identity())}, body)
 
 
 def _calibration(run: Run, audit: Record) -> Record | None:
     spec, s = run.loaded.spec, run.settings
-    if not any(gates.GATE_METRICS[c.metric] == "offline" for c in spec.activation_gate.checks) or not spec.activation_gate.applicable:
+    if (
+        not any(gates.GATE_METRICS[c.metric] == "offline" for c in spec.activation_gate.checks)
+        or not spec.activation_gate.applicable
+    ):
         return None
     tasks = run.engine.tasks().calibration[: s.calibration_tasks]
 
     def body() -> Finding:
         if len(tasks) < s.calibration_tasks:
-            return Finding(False, {}, [], f"calibration: {s.calibration_tasks} tasks registered, {len(tasks)} there are")
+            return Finding(
+                False, {}, [], f"calibration: {s.calibration_tasks} tasks registered, {len(tasks)} there are"
+            )
         tell = lambda done, total: run.tell("calibration", "tasks", done, total)  # noqa: E731
         file = run.directory / CALIBRATION
-        found = calibrate(run.engine, tasks, s.calibration_group_size, spec.arms[0].seed, file, s.calibration_minutes, tell)
+        found = calibrate(
+            run.engine, tasks, s.calibration_group_size, spec.arms[0].seed, file, s.calibration_minutes, tell
+        )
         data = {
             "tasks": len(tasks),
             "group_size": s.calibration_group_size,
@@ -202,9 +230,15 @@ def _gate_offline(run: Run, calibration: Record | None) -> Record | None:
         bad = [c for c in checks if not c.passed]
         if not bad:
             return Finding(True, data)
-        said = f"activation gate, offline: {'; '.join(c.sentence for c in bad)}" + (f" ({score.note})" if score.note else "")
+        said = f"activation gate, offline: {'; '.join(c.sentence for c in bad)}" + (
+            f" ({score.note})" if score.note else ""
+        )
         left = [f for f in s.fallbacks if f != arm.advantage]
-        ways = f"; the only way on is the pre-approved fallback ({', '.join(left)}) as a revised specification" if left else ""
+        ways = (
+            f"; the only way on is the pre-approved fallback ({', '.join(left)}) as a revised specification"
+            if left
+            else ""
+        )
         return Finding(False, data, [], said + ways)
 
     treatment = digest(config_of(spec, arm.advantage))
@@ -232,7 +266,12 @@ def _pilots(run: Run, gate: Record | None) -> Record:
         data["note"] = "weights discarded; the pilot's answers were timed and not looked at"
         return Finding(True, data, files)
 
-    inputs = {"arms": _arms_digest(run), "gate": gate.hash if gate else "", "steps": s.pilot_steps, "items": s.pilot_eval_items}
+    inputs = {
+        "arms": _arms_digest(run),
+        "gate": gate.hash if gate else "",
+        "steps": s.pilot_steps,
+        "items": s.pilot_eval_items,
+    }
     record = run.enter("pilot", inputs, body)
     for arm in spec.arms:  # once it is on record: a kill in between must still find them
         run.engine.discard(run.directory / "pilot" / arm.name)
@@ -251,7 +290,9 @@ def _gate_online(run: Run, pilot: Record) -> Record:
         checks = gates.check(spec.activation_gate.checks, "pilot", measured)
         bad = "; ".join(c.sentence for c in checks if not c.passed)
         data = {"measured": measured, "checks": [c._asdict() for c in checks]}
-        return Finding(not bad, data, [], f"activation gate, pilot: {bad}; there is no fallback for this part" if bad else "")
+        return Finding(
+            not bad, data, [], f"activation gate, pilot: {bad}; there is no fallback for this part" if bad else ""
+        )
 
     checks = digest([c.model_dump() for c in spec.activation_gate.checks])
     return run.enter("gate_online", {"pilot": pilot.hash, "checks": checks}, body)
@@ -268,7 +309,9 @@ def _feasibility(run: Run, pilot: Record, online: Record) -> Record:
         sentence = "feasibility: " + "; ".join(found["problems"]) if found["problems"] else ""
         return Finding(found["passed"], found | {"deviations": found["warnings"]}, [], sentence)
 
-    return run.enter("feasibility", {"pilot": pilot.hash, "gate": online.hash, "budget": digest(spec.budget.model_dump())}, body)
+    return run.enter(
+        "feasibility", {"pilot": pilot.hash, "gate": online.hash, "budget": digest(spec.budget.model_dump())}, body
+    )
 
 
 def _arm(run: Run, arm: ArmSpec, feasible: Record) -> Record:
@@ -277,12 +320,23 @@ def _arm(run: Run, arm: ArmSpec, feasible: Record) -> Record:
         executed = executed_config(trained.steps, arm, run)
         log = _keep_steps(run, f"arms/{arm.name}.steps.jsonl", trained)
         rewards = [float(np.mean(s.rewards)) for s in trained.steps]
-        data: dict[str, Any] = {"checkpoint": _relative(run, trained.checkpoint), "command": trained.command, "executed": executed}
-        data |= {"training_seconds": sum(s.seconds for s in trained.steps), "reward_first": rewards[0], "reward_last": rewards[-1]}
+        data: dict[str, Any] = {
+            "checkpoint": _relative(run, trained.checkpoint),
+            "command": trained.command,
+            "executed": executed,
+        }
+        data |= {
+            "training_seconds": sum(s.seconds for s in trained.steps),
+            "reward_first": rewards[0],
+            "reward_last": rewards[-1],
+        }
         data["deviations"] = trained.remarks
         problems = executed["problems"]
         return Finding(
-            not problems, data, [log], f"arm {arm.name}: executed otherwise than specified: {'; '.join(problems)}" if problems else ""
+            not problems,
+            data,
+            [log],
+            f"arm {arm.name}: executed otherwise than specified: {'; '.join(problems)}" if problems else "",
         )
 
     return run.enter(f"arm:{arm.name}", {"arm": digest(_arm_of(run, arm)), "feasibility": feasible.hash}, body)
@@ -297,7 +351,11 @@ def executed_config(steps: list[StepLog], arm: ArmSpec, run: Run) -> dict[str, A
     weights = [s.self_weight_max for s in steps if s.self_weight_max is not None]
     foreign = {i for s in steps for i in s.task_ids} - {t.id for t in run.engine.tasks().used}
     problems = []
-    pairs = ((groups, [arm.group_size], "group sizes"), (rollouts, [arm.rollouts], "rollouts a step"), (rates, [arm.lr], "learning rates"))
+    pairs = (
+        (groups, [arm.group_size], "group sizes"),
+        (rollouts, [arm.rollouts], "rollouts a step"),
+        (rates, [arm.lr], "learning rates"),
+    )
     problems += [f"{what} {found} instead of {wanted}" for found, wanted, what in pairs if found != wanted]
     if numbers != list(range(1, arm.steps + 1)):
         problems.append(f"steps {numbers[:1]}..{numbers[-1:]} ({len(numbers)}) instead of 1..{arm.steps}")
@@ -334,10 +392,14 @@ def _evaluation(run: Run, name: str, arm: Record) -> Record:
         }
         if slow:
             limit = f"{run.settings.item_seconds:g} s"
-            data["deviations"] = [f"{len(slow)} evaluation items of {name} took over {limit} and count as wrong ({slow[0]} first)"]
+            data["deviations"] = [
+                f"{len(slow)} evaluation items of {name} took over {limit} and count as wrong ({slow[0]} first)"
+            ]
         return Finding(True, data, [file])
 
-    return run.enter(f"evaluation:{name}", {"arm": arm.hash, "items": len(tasks), "seconds": run.settings.item_seconds}, body)
+    return run.enter(
+        f"evaluation:{name}", {"arm": arm.hash, "items": len(tasks), "seconds": run.settings.item_seconds}, body
+    )
 
 
 def _decision(run: Run, graded: dict[str, Record]) -> Record:
@@ -353,10 +415,16 @@ def _decision(run: Run, graded: dict[str, Record]) -> Record:
         found = decide(spec.decision_rule, grades).to_dict()
         spent = sum(r.seconds for r in run.chain.records)
         over = judge([], spent, run.settings.declared_gpus, spec.budget)["problems"]
-        found["deviations"] = [f"the run went over its budget: {problem.replace(' expected', ' spent')}" for problem in over]
+        found["deviations"] = [
+            f"the run went over its budget: {problem.replace(' expected', ' spent')}" for problem in over
+        ]
         return Finding(True, found)
 
-    return run.enter("decision", {name: r.hash for name, r in graded.items()} | {"rule": digest(spec.decision_rule.model_dump())}, body)
+    return run.enter(
+        "decision",
+        {name: r.hash for name, r in graded.items()} | {"rule": digest(spec.decision_rule.model_dump())},
+        body,
+    )
 
 
 def _keep_steps(run: Run, name: str, trained: Trained) -> str:
@@ -372,8 +440,17 @@ def load_steps(path: Path) -> list[StepLog]:
 
 def _arm_of(run: Run, arm: ArmSpec) -> dict[str, Any]:
     spec, s = run.loaded.spec, run.settings
-    shared = {"policy": s.policy, "lora_rank": spec.lora_rank, "max_tokens": s.max_tokens, "training": spec.rollonce.training}
-    return arm.model_dump() | shared | {"config": config_of(spec, arm.advantage), "own": spec.rollonce.arm_training.get(arm.name, {})}
+    shared = {
+        "policy": s.policy,
+        "lora_rank": spec.lora_rank,
+        "max_tokens": s.max_tokens,
+        "training": spec.rollonce.training,
+    }
+    return (
+        arm.model_dump()
+        | shared
+        | {"config": config_of(spec, arm.advantage), "own": spec.rollonce.arm_training.get(arm.name, {})}
+    )
 
 
 def _arms_digest(run: Run) -> str:
@@ -385,7 +462,8 @@ def _teller(run: Run, name: str) -> Callable[[str, int, int], None]:
 
 
 def _relative(run: Run, checkpoint: str) -> str:
-    """A path within the run's directory from there, so that the directory can be moved; a service's address as it is."""
+    """A path within the run's directory from there, so that the directory can be moved; a service's address as it
+    is."""
     path = Path(checkpoint)
     return path.relative_to(run.directory).as_posix() if path.is_relative_to(run.directory) else checkpoint
 

@@ -79,7 +79,8 @@ class CategoryColumn(Feature):
             text = str(v)
             if text not in codes:
                 codes[text] = float(
-                    int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big") >> 12
+                    int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+                    >> 12
                 )
             out[i] = codes[text]
         return out[:, None]

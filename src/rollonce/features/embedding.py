@@ -1,4 +1,5 @@
-"""Sentence embeddings of the prompt (extra ``embed``): all-MiniLM-L6-v2 from a package that carries its weights, or any local directory."""
+"""Sentence embeddings of the prompt (extra ``embed``): all-MiniLM-L6-v2 from a package that carries its weights, or any
+local directory."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def _encoder(model: str) -> tuple[Any, str]:
     else:
         directory = Path(model)
         if not directory.is_dir():
-            raise InputError(f"no embedding model in {model!r}; name a local sentence-transformers directory or {PACKAGED!r}")
+            raise InputError(
+                f"no embedding model in {model!r}; name a local sentence-transformers directory or {PACKAGED!r}"
+            )
     digest = hashlib.sha256()
     for file in sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin")):
         digest.update(file.read_bytes())
@@ -49,8 +52,8 @@ class Embedding(Feature):
     Args:
         model: ``all-MiniLM-L6-v2`` (from the extra) or a local sentence-transformers directory. Nothing is downloaded.
 
-    The model reads the first 256 word pieces of a prompt. The hash of its weights is saved with a baseline and compared when
-    the baseline is loaded, since other weights would silently give other neighbours.
+    The model reads the first 256 word pieces of a prompt. The hash of its weights is saved with a baseline and compared
+    when the baseline is loaded, since other weights would silently give other neighbours.
     """
 
     type: ClassVar[str] = "embedding"
@@ -71,8 +74,13 @@ class Embedding(Feature):
         """
         encoder, digest = _encoder(self.model)
         if self.hash_ and digest != self.hash_:
-            raise InputError(f"the embedding model {self.model!r} has weights {digest}, but this baseline was fitted with {self.hash_}")
-        out = encoder.encode(tasks.prompts, batch_size=64, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False)
+            raise InputError(
+                f"the embedding model {self.model!r} has weights {digest}, but this baseline was fitted with "
+                f"{self.hash_}"
+            )
+        out = encoder.encode(
+            tasks.prompts, batch_size=64, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False
+        )
         return np.asarray(out, dtype=np.float64)
 
     def own_state(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from rollonce.rollouts import FloatArray, Tasks
 @register
 @dataclass
 class LogLength(Feature):
-    """``ln(1 + characters of the prompt)``, (N, 1). Of the *prompt*: a response's length must never reach a baseline."""
+    """``ln(1 + characters of the prompt)``, (N, 1). Of the *prompt*: a response's length must never reach a
+    baseline."""
 
     type: ClassVar[str] = "log_length"
 

@@ -1,4 +1,5 @@
-"""Rows of a sparse matrix in plain numpy, so that a fitted TF-IDF needs neither scipy nor scikit-learn inside a trainer."""
+"""Rows of a sparse matrix in plain numpy, so that a fitted TF-IDF needs neither scipy nor scikit-learn inside a
+trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from rollonce.rollouts import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """A compressed-sparse-row matrix: row n holds ``data[indptr[n]:indptr[n+1]]`` at columns ``indices[...]`` (sorted, unique).
+    """A compressed-sparse-row matrix: row n holds ``data[indptr[n]:indptr[n+1]]`` at columns ``indices[...]`` (sorted,
+    unique).
 
     Attributes:
         indptr: (N + 1,) int64.
@@ -45,8 +47,15 @@ class SparseRows:
     def stack(parts: Sequence[SparseRows]) -> SparseRows:
         """These matrices one below the other."""
         offsets = np.cumsum([0] + [p.indptr[-1] for p in parts])
-        indptr = np.concatenate([np.zeros(1, np.int64)] + [p.indptr[1:] + o for p, o in zip(parts, offsets[:-1], strict=True)])
-        return SparseRows(indptr, np.concatenate([p.indices for p in parts]), np.concatenate([p.data for p in parts]), parts[0].n_columns)
+        indptr = np.concatenate(
+            [np.zeros(1, np.int64)] + [p.indptr[1:] + o for p, o in zip(parts, offsets[:-1], strict=True)]
+        )
+        return SparseRows(
+            indptr,
+            np.concatenate([p.indices for p in parts]),
+            np.concatenate([p.data for p in parts]),
+            parts[0].n_columns,
+        )
 
     def to_dense(self) -> FloatArray:
         """(N, D) float64. Only for small matrices."""
@@ -55,7 +64,8 @@ class SparseRows:
         return out
 
     def _gram(self) -> FloatArray:
-        """``self @ self.T``. Columns that occur in one row only add to the diagonal alone; of n-grams that is most of them."""
+        """``self @ self.T``. Columns that occur in one row only add to the diagonal alone; of n-grams that is most of
+        them."""
         # A table over all columns is quickest unless there are very many.
         place = self.indices if self.n_columns <= 1_000_000 else np.unique(self.indices, return_inverse=True)[1]
         shared = np.bincount(place) > 1
@@ -69,12 +79,13 @@ class SparseRows:
     def dot_transposed(self, other: SparseRows) -> FloatArray:
         """``self @ other.T`` as a dense (N, M) float64 array.
 
-        Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N rows
-        of about 60 terms that is a small matrix product, and it needs numpy alone.
+        Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N
+        rows of about 60 terms that is a small matrix product, and it needs numpy alone.
         """
         if other is self:
             return self._gram()
-        # A lookup table over all columns is quickest unless there are very many; then a search among the few that occur.
+        # A lookup table over all columns is quickest unless there are very many; then a search among the few that
+        # occur.
         lookup = self.n_columns <= 200_000
         if lookup:
             seen = np.zeros(self.n_columns, dtype=bool)

@@ -1,4 +1,5 @@
-"""Some twenty plain statistics of a prompt: lengths, numbers, symbols, repetition. Crude guesses at difficulty that need no vocabulary."""
+"""Some twenty plain statistics of a prompt: lengths, numbers, symbols, repetition. Crude guesses at difficulty that
+need no vocabulary."""
 
 from __future__ import annotations
 
@@ -85,13 +86,14 @@ def prompt_statistics(prompt: str) -> list[float]:
 @register
 @dataclass
 class PromptStatistics(Feature):
-    """Statistics of the prompt, put on a common scale by what `fit` saw, (N, D); statistics that do not vary are left out.
+    """Statistics of the prompt, put on a common scale by what `fit` saw, (N, D); statistics that do not vary are left
+    out.
 
     Args:
         names: Which of `STATISTICS`; all of them by default.
-        scale: ``z``: standardised, cut at +-4 and divided by ``sqrt(D)``, so that a squared Euclidean distance is the mean over the
-            statistics. ``rank``: the share of fitted prompts below (ties half), times ``sqrt(12) / D``, so that a city-block distance
-            is the mean over the statistics; indifferent to outliers.
+        scale: ``z``: standardised, cut at +-4 and divided by ``sqrt(D)``, so that a squared Euclidean distance is the
+            mean over the statistics. ``rank``: the share of fitted prompts below (ties half), times ``sqrt(12) / D``,
+            so that a city-block distance is the mean over the statistics; indifferent to outliers.
     """
 
     type: ClassVar[str] = "prompt_statistics"
@@ -112,7 +114,9 @@ class PromptStatistics(Feature):
         """(N, len(names)), computed once per set of tasks whatever the scale."""
 
         def compute(root: Tasks) -> FloatArray:
-            return np.array([prompt_statistics(p) for p in root.prompts], dtype=np.float64).reshape(len(root), len(STATISTICS))
+            return np.array([prompt_statistics(p) for p in root.prompts], dtype=np.float64).reshape(
+                len(root), len(STATISTICS)
+            )
 
         raw = tasks.cached(("feature", "prompt_statistics"), compute)
         return raw[:, [STATISTICS.index(n) for n in self.names]] if self.names else raw
@@ -137,7 +141,9 @@ class PromptStatistics(Feature):
             InputError: if called before `fit`.
         """
         if not len(self.scale_):
-            raise InputError("prompt_statistics was not fitted; call fit(prompts) on the baseline (or load a saved one) first")
+            raise InputError(
+                "prompt_statistics was not fitted; call fit(prompts) on the baseline (or load a saved one) first"
+            )
         raw = self._raw(tasks)
         active = np.flatnonzero(self.scale_ > 0)
         if self.scale == "z":
@@ -162,5 +168,7 @@ class PromptStatistics(Feature):
         self.center_, self.scale_ = (np.asarray(state.get(k, []), np.float64) for k in ("center", "scale"))
         self.quantiles_ = [np.asarray(q, np.float64) for q in state.get("quantiles", [])]
         n = len(self.names) or len(STATISTICS)
-        if len(self.scale_) and (self.center_.shape != (n,) or self.scale_.shape != (n,) or len(self.quantiles_) not in (0, n)):
+        if len(self.scale_) and (
+            self.center_.shape != (n,) or self.scale_.shape != (n,) or len(self.quantiles_) not in (0, n)
+        ):
             raise InputError(f"a state of {n} prompt statistics needs as many centres and scales")

@@ -1,8 +1,8 @@
 """TF-IDF of the prompt: word or character n-grams, scikit-learn's formula, numpy only.
 
-``tfidf(t, d) = tf(t, d) * (ln((1 + n) / (1 + df(t))) + 1)``, rows scaled to length 1, with ``1 + ln tf`` in place of ``tf`` when
-``sublinear``. Held equal to scikit-learn's TfidfVectorizer by a test. With the defaults it is the feature of the published
-kernel ("word TF-IDF vectors of prompts", post "You Only Rollout Once", appendix B).
+``tfidf(t, d) = tf(t, d) * (ln((1 + n) / (1 + df(t))) + 1)``, rows scaled to length 1, with ``1 + ln tf`` in place of
+``tf`` when ``sublinear``. Held equal to scikit-learn's TfidfVectorizer by a test. With the defaults it is the feature
+of the published kernel ("word TF-IDF vectors of prompts", post "You Only Rollout Once", appendix B).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Tfidf(Feature):
     """TF-IDF vectors of the prompts, (N, vocabulary), rows of unit length (zero where no term is known).
 
     Args:
-        analyzer: ``word`` (tokens of two or more letters or digits), ``char`` (character n-grams) or ``char_wb`` (within words).
+        analyzer: ``word`` (tokens of two or more letters or digits), ``char`` (character n-grams) or ``char_wb``
+            (within words).
         ngrams: Shortest and longest n-gram.
         sublinear: Use ``1 + ln(tf)``.
         min_df: Leave out terms in fewer prompts than this.
@@ -57,7 +58,9 @@ class Tfidf(Feature):
             raise InputError(f"tfidf analyzer must be word, char or char_wb, not {self.analyzer!r}")
         low, high = (int(n) for n in self.ngrams)
         if not 1 <= low <= high:
-            raise InputError(f"tfidf ngrams must be (shortest, longest) with 1 <= shortest <= longest, not {self.ngrams!r}")
+            raise InputError(
+                f"tfidf ngrams must be (shortest, longest) with 1 <= shortest <= longest, not {self.ngrams!r}"
+            )
         self.ngrams = (low, high)
 
     def terms(self, prompt: str) -> Iterable[str]:
@@ -103,7 +106,8 @@ class Tfidf(Feature):
             kept = sorted(sorted(kept, key=lambda t: (-term_frequency[t], t))[: self.max_features])
         if not kept:
             raise InputError(
-                f"tfidf found no term in {len(prompts)} prompts (analyzer={self.analyzer!r}, min_df={self.min_df}); are the prompts empty?"
+                f"tfidf found no term in {len(prompts)} prompts (analyzer={self.analyzer!r}, min_df={self.min_df}); "
+                "are the prompts empty?"
             )
         self.vocabulary_ = {t: i for i, t in enumerate(kept)}
         df = np.array([document_frequency[t] for t in kept], dtype=np.float64)
@@ -117,11 +121,16 @@ class Tfidf(Feature):
             InputError: if called before `fit`.
         """
         if not self.vocabulary_:
-            raise InputError("this tfidf feature was not fitted; call fit(prompts) on the baseline (or load a saved one) first")
+            raise InputError(
+                "this tfidf feature was not fitted; call fit(prompts) on the baseline (or load a saved one) first"
+            )
         vocabulary, idf = self.vocabulary_, self.idf_
         parts = [SparseRows(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0), len(idf))]
         for start in range(0, len(tasks), _CHUNK):
-            found = [np.fromiter(map(vocabulary.get, self.terms(p), repeat(-1)), np.int64) for p in tasks.prompts[start : start + _CHUNK]]
+            found = [
+                np.fromiter(map(vocabulary.get, self.terms(p), repeat(-1)), np.int64)
+                for p in tasks.prompts[start : start + _CHUNK]
+            ]
             rows = np.repeat(np.arange(len(found)), [len(f) for f in found])
             columns = np.concatenate(found)
             known = columns >= 0

@@ -1,11 +1,22 @@
 """A tuned baseline inside the trainers people already use: one thin file a trainer, and the piece that they share.
 
-Importing any module here loads numpy and `rollonce.baselines` only; a trainer's own package is imported on first use of its adapter.
+Importing any module here loads numpy and `rollonce.baselines` only; a trainer's own package is imported on first use of
+its adapter.
 Which trainers, which versions, what was tested how: ``docs/integrations.md``.
 """
 
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult, AdvantageWarning
-from rollonce.integrations.rows import Rows, Rule, World, gather_rows, make_rows, prompt_text, refuse, setting_of, stable_task_id
+from rollonce.integrations.rows import (
+    Rows,
+    Rule,
+    World,
+    gather_rows,
+    make_rows,
+    prompt_text,
+    refuse,
+    setting_of,
+    stable_task_id,
+)
 
 __all__ = [
     "AdvantageHook",

@@ -1,4 +1,5 @@
-"""What the tinker-cookbook adapter keeps for one run: the baseline at work, its log, its history beside the checkpoints.
+"""What the tinker-cookbook adapter keeps for one run: the baseline at work, its log, its history beside the
+checkpoints.
 
 Nothing of the cookbook is imported here; its objects are looked at by their attributes. The patch is in
 `rollonce.integrations.tinker_cookbook`.
@@ -98,16 +99,16 @@ class CookbookRun:
         if start > 0:
             if not path.is_file():
                 raise InputError(
-                    f"{config.log_path} resumes at step {start}, but its steps so far were not made with a baseline of rollonce; give this"
-                    " run a log_path of its own"
+                    f"{config.log_path} resumes at step {start}, but its steps so far were not made with a baseline of "
+                    "rollonce; give this run a log_path of its own"
                 )
             before = json.loads(path.read_text(encoding="utf-8"))
             changed = [k for k in facts if k != "tinker_cookbook" and before.get(k) != facts[k]]
             if changed:
                 k = changed[0]
                 raise InputError(
-                    f"{config.log_path} resumes at step {start} with another {k} ({before.get(k)!r}) than now ({facts[k]!r});"
-                    " go on with the old one, or begin anew in another log_path"
+                    f"{config.log_path} resumes at step {start} with another {k} ({before.get(k)!r}) than now "
+                    f"({facts[k]!r}); go on with the old one, or begin anew in another log_path"
                 )
             self._mode = before.get("prompts_used")
         else:
@@ -120,14 +121,17 @@ class CookbookRun:
         """Advantages of a step's groups; they join the history, and a line joins the log."""
         if len(groups) != len(builders):
             raise InputError(
-                f"a step has {len(groups)} groups but {len(builders)} tasks: something dropped groups on the way, so none can be matched"
+                f"a step has {len(groups)} groups but {len(builders)} tasks: something dropped groups on the way, so "
+                "none can be matched"
             )
         sizes = {len(g.trajectories_G) for g in groups}
         size = sizes.pop() if len(sizes) == 1 else None
         prompts_P = self._prompts(groups, builders, tokenizer)
         ids_P = _task_ids(prompts_P, one_each=size == 1)
         if self.hook is None:
-            self.hook = AdvantageHook(self.baseline, whiten=self.whiten, scale_by_std=self.scale_by_std, group_size=size)
+            self.hook = AdvantageHook(
+                self.baseline, whiten=self.whiten, scale_by_std=self.scale_by_std, group_size=size
+            )
             if self._start > 0 and self._directory is not None:
                 self.hook.load(self._directory / f"state_{self._start:06d}.json")
         prompts_N = [p for p, g in zip(prompts_P, groups, strict=True) for _ in g.trajectories_G]
@@ -163,15 +167,16 @@ class CookbookRun:
         return result
 
     def advantages_of(self, groups: Sequence[Any]) -> list[Any]:
-        """What stands in for ``compute_advantages``: a tensor (G,) a group, looked up: asking twice, or for one group, is harmless."""
+        """What stands in for ``compute_advantages``: a tensor (G,) a group, looked up: asking twice, or for one group,
+        is harmless."""
         import torch  # type: ignore
 
         try:
             found = [[self._advantage_of[id(t)] for t in g.trajectories_G] for g in groups]
         except KeyError:
             raise InputError(
-                "compute_advantages was called for rollouts that prepare_minibatch never saw; the adapter covers the loop of"
-                " tinker_cookbook.rl.train alone"
+                "compute_advantages was called for rollouts that prepare_minibatch never saw; the adapter covers the "
+                "loop of tinker_cookbook.rl.train alone"
             ) from None
         self.asked = True
         return [torch.tensor(a, dtype=torch.float32) for a in found]
@@ -187,8 +192,8 @@ class CookbookRun:
             fits = all(q is not None and _within(q, seen) for q, seen in zip(asked_P, seen_P, strict=True))
             if self.prompts == "question" and not fits:
                 raise InputError(
-                    "prompts='question' needs environments with a get_question() whose text stands in the first observation; these have"
-                    " none: use prompts='observation'"
+                    "prompts='question' needs environments with a get_question() whose text stands in the first "
+                    "observation; these have none: use prompts='observation'"
                 )
             self._mode = "question" if fits and self.prompts != "observation" else "observation"
             if self._directory is not None:
@@ -200,7 +205,9 @@ class CookbookRun:
         for builder, seen in zip(builders, seen_P, strict=True):
             question = _question(builder)
             if question is None or not _within(question, seen):
-                raise InputError(f"the task {question!r} and its rollout's prompt {seen[-200:]!r} do not belong together")
+                raise InputError(
+                    f"the task {question!r} and its rollout's prompt {seen[-200:]!r} do not belong together"
+                )
             out.append(_without_suffix(question, builder))
         return out
 
@@ -239,7 +246,8 @@ def _question(builder: Any) -> str | None:
 
 
 def _without_suffix(question: str, builder: Any) -> str:
-    """Without the instruction that the recipe hangs on every question ("Write your answer in ..."): it tells no two tasks apart."""
+    """Without the instruction that the recipe hangs on every question ("Write your answer in ..."): it tells no two
+    tasks apart."""
     suffix = getattr(builder.env_thunk(), "question_suffix", None)
     return question.removesuffix(str(suffix())) if callable(suffix) else question
 
@@ -248,7 +256,9 @@ def _first_observation(group: Any, tokenizer: Any) -> str:
     """The text of what the policy saw before it wrote anything; images and sounds leave a mark of their length."""
     transitions = group.trajectories_G[0].transitions
     if not transitions:
-        raise InputError("a rollout ended before its first turn, so it has no prompt; drop such groups before the advantages")
+        raise InputError(
+            "a rollout ended before its first turn, so it has no prompt; drop such groups before the advantages"
+        )
     parts = []
     for chunk in transitions[0].ob.chunks:
         tokens = getattr(chunk, "tokens", None)
@@ -262,7 +272,8 @@ def _within(question: str, seen: str) -> bool:
 
 
 def _task_ids(prompts_P: Sequence[str], *, one_each: bool) -> list[str]:
-    """An id a group, made from its prompt. With groups of several rollouts a second group of the same prompt stays a group of its own."""
+    """An id a group, made from its prompt. With groups of several rollouts a second group of the same prompt stays a
+    group of its own."""
     ids, times = [], {}
     for prompt in prompts_P:
         task = stable_task_id(prompt)
@@ -271,7 +282,9 @@ def _task_ids(prompts_P: Sequence[str], *, one_each: bool) -> list[str]:
     return ids
 
 
-def _self_weight_max(baseline: Baseline, prompts: Sequence[str], rewards: Sequence[float], ids: Sequence[str]) -> float | None:
+def _self_weight_max(
+    baseline: Baseline, prompts: Sequence[str], rewards: Sequence[float], ids: Sequence[str]
+) -> float | None:
     """The largest weight of a rollout's own reward in its baseline; None for baselines without weights."""
     if not isinstance(baseline, LinearSmoother) or not rewards:
         return None
@@ -280,7 +293,8 @@ def _self_weight_max(baseline: Baseline, prompts: Sequence[str], rewards: Sequen
 
 
 def _keep_steps_before(path: Path, start: int) -> None:
-    """Drop the lines of steps that the cookbook is about to make again, and a line that was being written when it was killed."""
+    """Drop the lines of steps that the cookbook is about to make again, and a line that was being written when it was
+    killed."""
     if not path.is_file():
         return
     kept = []

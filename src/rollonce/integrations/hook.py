@@ -39,11 +39,13 @@ class AdvantageResult(NamedTuple):
     """A step's advantages, a number a row of the trainer's batch; 0 for rows that were dropped.
 
     Attributes:
-        advantages_N: ``r - b``, scaled or whitened where asked for (N,) float64; exactly 0 where only rounding was left.
+        advantages_N: ``r - b``, scaled or whitened where asked for (N,) float64; exactly 0 where only rounding was
+            left.
         baseline_N: ``b`` (N,).
-        loo_mean_N: What the plain leave-one-out mean of the same rollouts would have been, for comparison; in history mode the
-            running mean of past rewards (N,).
-        used_prior_N: Rows that had nothing to go by and got the declared prior, or the running mean in history mode (N,) bool.
+        loo_mean_N: What the plain leave-one-out mean of the same rollouts would have been, for comparison; in history
+            mode the running mean of past rewards (N,).
+        used_prior_N: Rows that had nothing to go by and got the declared prior, or the running mean in history mode
+            (N,) bool.
         rows: The rollouts behind the rows.
         metrics: Numbers worth logging, by name.
     """
@@ -62,13 +64,14 @@ class AdvantageHook:
     Args:
         baseline: A fitted baseline, or the file that ``rollonce tune`` or `Baseline.save` wrote.
         whiten: Subtract the mean of the step's advantages and divide by their deviation. Off: both read the own reward.
-        scale_by_std: Divide by the deviation of the step's rewards; zeros where all are equal. Off, for the same reason.
-        history_mode: For trainers that score before the batch is complete. Each rollout is judged from past rollouts alone; where the
-            baseline has none to go by, by the running mean of past rewards, and the very first by 0.
+        scale_by_std: Divide by the deviation of the step's rewards; zeros where all are equal. Off, for the same
+            reason.
+        history_mode: For trainers that score before the batch is complete. Each rollout is judged from past rollouts
+            alone; where the baseline has none to go by, by the running mean of past rewards, and the very first by 0.
         history_window: Rows of history for smoothers that have no window of their own, in history mode.
         step_rows: In history mode, how many rollouts make a step, after which they join the history together.
-        group_size: Rollouts of a task in a batch; None where it varies. At 1 a task that repeats is warned of, and a baseline that
-            needs groups refused.
+        group_size: Rollouts of a task in a batch; None where it varies. At 1 a task that repeats is warned of, and a
+            baseline that needs groups refused.
         warn_after: Steps without any effect of the kernel after which that is warned of.
         warn: Whether to warn at all; an adapter says so on one rank only.
 
@@ -97,10 +100,14 @@ class AdvantageHook:
             raise InputError("whiten and scale_by_std both divide by a deviation; ask for one of them")
         if tags.needs_groups and group_size == 1:
             raise InputError(
-                f"{label} needs several rollouts of a task in a batch; set the trainer's group size above 1 and pass group_size"
+                f"{label} needs several rollouts of a task in a batch; set the trainer's group size above 1 and pass "
+                "group_size"
             )
         if history_mode and (tags.needs_groups or tags.self_inclusive):
-            raise InputError(f"{label} is a mean of the batch itself and this trainer never shows the batch; take a baseline with history")
+            raise InputError(
+                f"{label} is a mean of the batch itself and this trainer never shows the batch; take a baseline with "
+                "history"
+            )
         if step_rows < 1 or history_window < 1 or warn_after < 1:
             raise InputError("step_rows, history_window and warn_after must be at least 1")
         if history_mode:
@@ -126,8 +133,11 @@ class AdvantageHook:
         """History mode: rollouts that have not joined the history yet."""
         return sum(map(len, self._pending))
 
-    def fit(self, prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, again: bool = False) -> bool:
-        """Fit a baseline that was never fitted (vocabulary, scales) on prompts, say those of the training set; no rewards.
+    def fit(
+        self, prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, again: bool = False
+    ) -> bool:
+        """Fit a baseline that was never fitted (vocabulary, scales) on prompts, say those of the training set; no
+        rewards.
 
         Args:
             prompts: Texts or chat messages.
@@ -159,15 +169,18 @@ class AdvantageHook:
         """Advantages of one step's rollouts; afterwards they join the history.
 
         Args:
-            prompts, rewards, task_ids, columns, keep, rollout_ids, rollout_reward, ungraded: See `rollonce.integrations.rows.make_rows`.
+            prompts, rewards, task_ids, columns, keep, rollout_ids, rollout_reward, ungraded: See
+                `rollonce.integrations.rows.make_rows`.
             training: False judges without learning anything: evaluation, logging, a trial call.
 
         Raises:
-            InputError: as `make_rows`; if the baseline needs a fit and has none; if it reads prompts that the trainer does not give.
+            InputError: as `make_rows`; if the baseline needs a fit and has none; if it reads prompts that the trainer
+                does not give.
         """
         if prompts is None and reads_prompts(self.baseline):
             raise InputError(
-                f"{self.baseline.label} reads the prompts, which this trainer's hook does not have; use one that does not (loo)"
+                f"{self.baseline.label} reads the prompts, which this trainer's hook does not have; use one that does "
+                "not (loo)"
             )
         rows = make_rows(
             prompts,
@@ -193,7 +206,12 @@ class AdvantageHook:
             self._notice(batch, b_R, loo_R, has_tasks=prompts is not None or task_ids is not None)
             self._observe(batch)
         return AdvantageResult(
-            rows.spread(a_R), rows.spread(b_R), rows.spread(loo_R), rows.spread(prior_R.astype(np.float64)) > 0, rows, metrics
+            rows.spread(a_R),
+            rows.spread(b_R),
+            rows.spread(loo_R),
+            rows.spread(prior_R.astype(np.float64)) > 0,
+            rows,
+            metrics,
         )
 
     def _judge(self, batch: Batch) -> tuple[FloatArray, FloatArray, BoolArray]:
@@ -208,7 +226,8 @@ class AdvantageHook:
         return b_R, self.baseline.advantages(batch) if own_scaling else batch.rewards_B - b_R, prior_R
 
     def _judge_from_the_past(self, batch: Batch) -> tuple[FloatArray, BoolArray]:
-        """Each rollout as a batch of its own, so that nothing else of this step is seen; rollouts of a task are alike to the past."""
+        """Each rollout as a batch of its own, so that nothing else of this step is seen; rollouts of a task are alike
+        to the past."""
         b_R, prior_R = np.empty(len(batch)), np.zeros(len(batch), dtype=bool)
         known: dict[Any, int] = {}
         names = batch.tasks.column_names
@@ -253,8 +272,8 @@ class AdvantageHook:
         if len(batch) > 1 and constant and not self.history_mode:
             self._say(
                 "constant",
-                f"all {len(batch)} rewards of this step are {rewards[0]:g}: there is nothing to learn from it. Tasks too easy or too hard, "
-                "or a reward function that fails silently",
+                f"all {len(batch)} rewards of this step are {rewards[0]:g}: there is nothing to learn from it. Tasks "
+                "too easy or too hard, or a reward function that fails silently",
             )
         if self.group_size == 1 and has_tasks:
             ids, counts = np.unique([str(t) for t in batch.tasks.task_ids], return_counts=True)
@@ -263,8 +282,8 @@ class AdvantageHook:
                 prompt = batch.tasks.prompts[[str(t) for t in batch.tasks.task_ids].index(str(ids[k]))]
                 self._say(
                     "repeat",
-                    f"task {str(ids[k])!r} ({prompt[:60]!r}) comes {counts[k]} times in a step meant to have one rollout a task: check the "
-                    "sampler and the data set for duplicates, or pass group_size",
+                    f"task {str(ids[k])!r} ({prompt[:60]!r}) comes {counts[k]} times in a step meant to have one "
+                    "rollout a task: check the sampler and the data set for duplicates, or pass group_size",
                 )
         if isinstance(self.baseline, LeaveOneOut | FlashReinforce) or (constant and not self.history_mode):
             return
@@ -278,7 +297,8 @@ class AdvantageHook:
         if self._idle_steps >= self.warn_after:
             self._say(
                 "idle",
-                f"for {self._idle_steps} steps {self.baseline.label} has been nothing but the leave-one-out mean: its features do not tell "
+                f"for {self._idle_steps} steps {self.baseline.label} has been nothing but the leave-one-out mean: its "
+                "features do not tell "
                 "these tasks apart, or it has not seen enough yet. rollonce watch shows whether another would",
             )
 
@@ -290,7 +310,8 @@ class AdvantageHook:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything learned so far as plain JSON: the baseline's fit and history, rows that wait, running mean, counters."""
+        """Everything learned so far as plain JSON: the baseline's fit and history, rows that wait, running mean,
+        counters."""
         return {
             "version": STATE_VERSION,
             "config": self.baseline.config(),
@@ -308,16 +329,19 @@ class AdvantageHook:
             InputError: if it was another version's, or another baseline's.
         """
         if state.get("version") != STATE_VERSION:
-            raise InputError(f"advantage state of version {state.get('version')!r}; this rollonce reads version {STATE_VERSION}")
+            raise InputError(
+                f"advantage state of version {state.get('version')!r}; this rollonce reads version {STATE_VERSION}"
+            )
         if state["config"] != json.loads(json.dumps(self.baseline.config())):
             raise InputError(
-                f"the checkpoint's history is of another baseline ({state['config'].get('type')!r}, or other settings of it) than "
-                f"{self.baseline.label}; resume with the one that it was trained with"
+                f"the checkpoint's history is of another baseline ({state['config'].get('type')!r}, or other settings "
+                f"of it) than {self.baseline.label}; resume with the one that it was trained with"
             )
         self.baseline.load_state_dict(dict(state["baseline"]))
         self._fitted = _was_fitted(self.baseline)
         self._pending = [
-            Batch(Tasks(b["prompts"], b["task_ids"], b["columns"]), np.asarray(b["rewards"], np.float64)) for b in state["pending"]
+            Batch(Tasks(b["prompts"], b["task_ids"], b["columns"]), np.asarray(b["rewards"], np.float64))
+            for b in state["pending"]
         ]
         self._past = (int(state["past"][0]), float(state["past"][1]))
         self._steps, self._idle_steps = int(state["steps"]), int(state["idle_steps"])
@@ -340,7 +364,9 @@ class AdvantageHook:
             state = json.loads(Path(path).read_text(encoding="utf-8"))
             self.load_state_dict(state)
         except FileNotFoundError:
-            raise InputError("no history to resume from: the checkpoint was not written by this trainer", file=path) from None
+            raise InputError(
+                "no history to resume from: the checkpoint was not written by this trainer", file=path
+            ) from None
         except InputError as e:
             raise InputError(e.message, file=path) from None
         except (AttributeError, KeyError, TypeError, ValueError) as e:
@@ -348,7 +374,8 @@ class AdvantageHook:
 
 
 def _metrics(batch: Batch, b_R: FloatArray, loo_R: FloatArray, prior_R: BoolArray, dropped: int) -> dict[str, float]:
-    """Of the rollouts that count. The two mean squares are those of unscaled advantages: their ratio ranks the baseline against LOO."""
+    """Of the rollouts that count. The two mean squares are those of unscaled advantages: their ratio ranks the baseline
+    against LOO."""
     out = {"rows": float(len(batch)), "rows_dropped": float(dropped)}
     if len(batch):
         out |= {

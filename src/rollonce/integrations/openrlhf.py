@@ -1,9 +1,11 @@
 """OpenRLHF: its own command line, with the baseline in the place of its estimator.
 
-    python -m rollonce.integrations.openrlhf baseline.json --algo.advantage.estimator flash_reinforce ...   # all other flags as ever
+    python -m rollonce.integrations.openrlhf baseline.json --algo.advantage.estimator flash_reinforce ...   # all other
+    flags as ever
 
-OpenRLHF has no registry and its command line takes no new names, so ``flash_reinforce`` (its estimator for one rollout a prompt: no
-critic, no whitening) is what has to be asked for; its batch mean is then replaced by the baseline. Synchronous training only.
+OpenRLHF has no registry and its command line takes no new names, so ``flash_reinforce`` (its estimator for one rollout
+a prompt: no critic, no whitening) is what has to be asked for; its batch mean is then replaced by the baseline.
+Synchronous training only.
 
 Shapes: ``_N`` all samples of the step in the order in which they were generated.
 """
@@ -33,8 +35,18 @@ RULES = [
         "would whiten, group, or train a critic",
         f"--{_ADVANTAGE}.estimator flash_reinforce, whose batch mean the baseline replaces",
     ),
-    Rule(f"{_ADVANTAGE}.gamma", lambda v: v != 1.0, "discounts one reward for the whole response", f"--{_ADVANTAGE}.gamma 1"),
-    Rule("train.async_enable", True, "trains in a process that this adapter does not reach", "train without --train.async_enable"),
+    Rule(
+        f"{_ADVANTAGE}.gamma",
+        lambda v: v != 1.0,
+        "discounts one reward for the whole response",
+        f"--{_ADVANTAGE}.gamma 1",
+    ),
+    Rule(
+        "train.async_enable",
+        True,
+        "trains in a process that this adapter does not reach",
+        "train without --train.async_enable",
+    ),
 ]
 GROUP_OF_ONE_RULES = [
     Rule(
@@ -52,7 +64,8 @@ class WithBaseline:
     gs1: AdvantageHook
 
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
-        """Length penalties, then ``r - b``, then OpenRLHF's own KL, clipping and returns: its order, with another baseline.
+        """Length penalties, then ``r - b``, then OpenRLHF's own KL, clipping and returns: its order, with another
+        baseline.
 
         Args:
             experiences: Micro-batches, in whatever order balancing left them; ``index`` says where each sample belongs.
@@ -61,7 +74,9 @@ class WithBaseline:
 
         args: Any = self.strategy.args  # type: ignore[attr-defined]
         for e in experiences:
-            e.rewards = e.rewards.float() if e.rewards.element_size() < 4 or not e.rewards.is_floating_point() else e.rewards
+            e.rewards = (
+                e.rewards.float() if e.rewards.element_size() < 4 or not e.rewards.is_floating_point() else e.rewards
+            )
         apply_length_penalties(experiences, args)
         order = list(itertools.chain.from_iterable(e.index for e in experiences))
         rows = {i: row for i, row in zip(order, (r for e in experiences for r in _rows_of(e)), strict=True)}
@@ -73,7 +88,8 @@ class WithBaseline:
         kept = [(e.rewards, e.info.get("reward")) for e in experiences]
         for e in experiences:
             e.rewards = e.rewards.new_tensor(result.advantages_N[list(e.index)].tolist())
-        # Inside, an estimator that OpenRLHF does not know subtracts nothing and whitens nothing; "rloo" only picks how returns are summed.
+        # Inside, an estimator that OpenRLHF does not know subtracts nothing and whitens nothing; "rloo" only picks how
+        # returns are summed.
         with (
             _set(args.algo.advantage, estimator="gs1"),
             _set(args.reward, overlong_buffer_len=None, stop_properly_penalty_coef=None),
@@ -122,7 +138,8 @@ def use_baseline(maker: Any, baseline: Baseline | str | os.PathLike[str]) -> Adv
 
 
 def with_baseline(trainer: type, baseline: Baseline | str | os.PathLike[str]) -> type:
-    """OpenRLHF's trainer class (not Ray's wrapper of it), with `use_baseline` on what it builds and the history in its checkpoints."""
+    """OpenRLHF's trainer class (not Ray's wrapper of it), with `use_baseline` on what it builds and the history in its
+    checkpoints."""
 
     class GS1PPOTrainer(trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -130,17 +147,23 @@ def with_baseline(trainer: type, baseline: Baseline | str | os.PathLike[str]) ->
             self.gs1 = use_baseline(self.experience_maker, baseline)
 
         def save_logs_and_checkpoints(self, global_step: int, logs_dict: Any = None, client_states: Any = None) -> None:
-            super().save_logs_and_checkpoints(global_step, logs_dict, {**(client_states or {}), STATE_KEY: self.gs1.state_dict()})
+            super().save_logs_and_checkpoints(
+                global_step, logs_dict, {**(client_states or {}), STATE_KEY: self.gs1.state_dict()}
+            )
 
         def save_best_checkpoint(self, eval_metrics: Any, global_step: int, client_states: Any = None) -> None:
-            super().save_best_checkpoint(eval_metrics, global_step, {**(client_states or {}), STATE_KEY: self.gs1.state_dict()})
+            super().save_best_checkpoint(
+                eval_metrics, global_step, {**(client_states or {}), STATE_KEY: self.gs1.state_dict()}
+            )
 
         def init_checkpoint_states(self) -> dict[str, Any]:
             states = super().init_checkpoint_states()
             if STATE_KEY in states:
                 self.gs1.load_state_dict(states[STATE_KEY])
             elif states.get("global_step"):
-                warnings.warn("no history in this checkpoint; the baseline starts without any", AdvantageWarning, stacklevel=2)
+                warnings.warn(
+                    "no history in this checkpoint; the baseline starts without any", AdvantageWarning, stacklevel=2
+                )
             return states
 
     return GS1PPOTrainer
@@ -159,7 +182,9 @@ def install(baseline: Baseline | str | os.PathLike[str]) -> None:
         raise MissingExtraError(f"rollonce.integrations.openrlhf ({e})", "openrlhf", "openrlhf") from None
     AdvantageHook(baseline, group_size=None)  # a wrong file stops here, before Ray and the models start
     stock = ppo_trainer.PPOTrainer.__ray_metadata__.modified_class
-    ppo_trainer.PPOTrainer = ray.remote(with_baseline(stock, os.path.abspath(baseline) if not isinstance(baseline, Baseline) else baseline))
+    ppo_trainer.PPOTrainer = ray.remote(
+        with_baseline(stock, os.path.abspath(baseline) if not isinstance(baseline, Baseline) else baseline)
+    )
 
 
 def main() -> None:
@@ -176,6 +201,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from rollonce.integrations.openrlhf import main as run  # under its own name, so that Ray's workers find what it defines
+    from rollonce.integrations.openrlhf import (
+        main as run,
+    )  # under its own name, so that Ray's workers find what it defines
 
     run()

@@ -3,9 +3,9 @@
     from rollonce.integrations.prime_rl import install
     install("baseline.json", state="out/rollonce.json")     # before the orchestrator builds its algorithms
 
-Every environment whose algorithm is ``grpo`` then gets its advantages from past rollouts: group size 1 works, and the first rollouts are
-judged by the running mean. Written from the source of August 2026 (prime-rl 559b447): an algorithm is a class with
-``async score_group(group)`` that calls ``rollout.assign_advantages``, one instance an environment.
+Every environment whose algorithm is ``grpo`` then gets its advantages from past rollouts: group size 1 works, and the
+first rollouts are judged by the running mean. Written from the source of August 2026 (prime-rl 559b447): an algorithm
+is a class with ``async score_group(group)`` that calls ``rollout.assign_advantages``, one instance an environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ RULES = [
         "set it to false",
     ),
     Rule(
-        "length_penalty", lambda v: v is not None, "is part of GRPO's advantage, which is replaced", "remove it, or put it into the reward"
+        "length_penalty",
+        lambda v: v is not None,
+        "is part of GRPO's advantage, which is replaced",
+        "remove it, or put it into the reward",
     ),
 ]
 
@@ -47,7 +50,9 @@ def prompt_of(rollout: Any) -> str:
             value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         if value:
             return prompt_text(value)
-    raise InputError("this rollout has no prompt where one is looked for (task.data.prompt, raw['prompt'], prompt); pass prompt_of")
+    raise InputError(
+        "this rollout has no prompt where one is looked for (task.data.prompt, raw['prompt'], prompt); pass prompt_of"
+    )
 
 
 def baseline_algorithm(
@@ -63,8 +68,9 @@ def baseline_algorithm(
     Args:
         base: The algorithm class whose configuration is used.
         baseline: A baseline or its file; each environment has a copy with a history of its own.
-        state: A file that keeps history over a restart, which prime-rl's checkpoint does not; written whenever a step's rollouts join.
-            Each environment has its own: its number in the order of the configuration is added to the stem.
+        state: A file that keeps history over a restart, which prime-rl's checkpoint does not; written whenever a step's
+            rollouts join. Each environment has its own: its number in the order of the configuration is added to the
+            stem.
         prompt_of: Takes a rollout, gives the task's text.
         **options: Of `AdvantageHook`: ``step_rows``, the rollouts of one training step, above all.
     """

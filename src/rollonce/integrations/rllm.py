@@ -2,10 +2,11 @@
 
     from rollonce.integrations.rllm import register
     register("rollonce", "baseline.json", state="out/rollonce.json")
-    AgentTrainer(..., traj_group_adv_estimator_map={"solver": "rollonce"})     # by role: other names become OTHER elsewhere
+    AgentTrainer(..., traj_group_adv_estimator_map={"solver": "rollonce"})     # by role: other names become OTHER
+    elsewhere
 
-Written from the source of August 2026 (rLLM 9beb6e0): the estimator is called once a step and role with the rewards of every
-trajectory group and, as ``traj_groups``, the groups themselves.
+Written from the source of August 2026 (rLLM 9beb6e0): the estimator is called once a step and role with the rewards of
+every trajectory group and, as ``traj_groups``, the groups themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from rollonce.integrations.rows import Rule, prompt_text, refuse
 from rollonce.rollouts import FloatArray
 
 RULES = [
-    Rule("use_precomputed_advantage", True, "takes advantages from the workflow", "set use_precomputed_advantage to false"),
+    Rule(
+        "use_precomputed_advantage",
+        True,
+        "takes advantages from the workflow",
+        "set use_precomputed_advantage to false",
+    ),
     Rule(
         "stepwise_advantage_mode",
         lambda v: str(getattr(v, "value", v)) == "per_step",
@@ -38,7 +44,8 @@ Groups = tuple[list[FloatArray], list[FloatArray]]
 
 
 def prompt_of(group: Any) -> str:
-    """The task of a trajectory group as text: its first trajectory's ``task``, or the messages before the policy's first word.
+    """The task of a trajectory group as text: its first trajectory's ``task``, or the messages before the policy's
+    first word.
 
     Raises:
         InputError: if neither is there.
@@ -56,7 +63,10 @@ def prompt_of(group: Any) -> str:
             break
         before.append(message)
     if not before:
-        raise InputError(f"group {group.group_id!r} has neither a task nor messages to read a prompt from; pass prompt_of to register")
+        raise InputError(
+            f"group {group.group_id!r} has neither a task nor messages to read a prompt from; pass prompt_of to "
+            "register"
+        )
     return prompt_text(before)
 
 
@@ -72,7 +82,8 @@ def make_estimator(
 
     Args:
         baseline: A baseline or its file. Each role has a copy with a history of its own.
-        state: A file (per role: ``.role`` is added to its stem) that keeps history between runs, since rLLM's checkpoint has no place.
+        state: A file (per role: ``.role`` is added to its stem) that keeps history between runs, since rLLM's
+            checkpoint has no place.
         prompt_of: Takes a trajectory group, gives the task's text.
         group_size: Trajectories a task, None where it varies.
         **options: Of `AdvantageHook`.
@@ -83,12 +94,18 @@ def make_estimator(
         return None if state is None else Path(state).with_stem(f"{Path(state).stem}.{role}")
 
     def estimator(
-        rewards: Sequence[FloatArray], algorithm_config: Any = None, *, traj_groups: Sequence[Any] | None = None, **_: Any
+        rewards: Sequence[FloatArray],
+        algorithm_config: Any = None,
+        *,
+        traj_groups: Sequence[Any] | None = None,
+        **_: Any,
     ) -> Groups:
         if not len(rewards):
             return [], []
         if traj_groups is None:
-            raise InputError("this rLLM does not hand its estimators traj_groups, so they cannot see the tasks: upgrade rLLM")
+            raise InputError(
+                "this rLLM does not hand its estimators traj_groups, so they cannot see the tasks: upgrade rLLM"
+            )
         refuse(algorithm_config, RULES, "rLLM")
         role = str(getattr(traj_groups[0], "group_role", "all"))
         path = file(role)

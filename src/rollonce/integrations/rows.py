@@ -1,10 +1,11 @@
 """A trainer's batch as rows that a baseline can judge, the same way for every trainer.
 
-Shapes: ``_N`` rows as the trainer has them, padding and turns included; ``_R`` rollouts, one row each, in order of appearance.
+Shapes: ``_N`` rows as the trainer has them, padding and turns included; ``_R`` rollouts, one row each, in order of
+    appearance.
 
-What trainers disagree about is settled here once: padding rows go; several rows of one rollout (turns, segments, forks) count as one;
-prompts given as chat messages become text; a task has an id that is the same on every rank and after a restart; rows of several ranks
-are put in one order; a missing reward is named, not averaged.
+What trainers disagree about is settled here once: padding rows go; several rows of one rollout (turns, segments, forks)
+count as one; prompts given as chat messages become text; a task has an id that is the same on every rank and after a
+restart; rows of several ranks are put in one order; a missing reward is named, not averaged.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ def prompt_text(prompt: Any) -> str:
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         return render_messages(prompt)
-    raise InputError(f"a prompt must be text or a list of chat messages, not {type(prompt).__name__}; decode token ids before")
+    raise InputError(
+        f"a prompt must be text or a list of chat messages, not {type(prompt).__name__}; decode token ids before"
+    )
 
 
 def stable_task_id(prompt: str) -> str:
-    """An id that depends on the normalised prompt alone: 16 hexadecimal digits, the same on every rank, in every run."""
+    """An id that depends on the normalised prompt alone: 16 hexadecimal digits, the same on every rank, in every
+    run."""
     return hashlib.blake2b(normalise_prompt(prompt).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -64,7 +68,8 @@ class Rows:
 
     Attributes:
         batch: The R rollouts, in order of first appearance among the rows.
-        rollout_N: Position in ``batch`` of each of the trainer's N rows; -1 for a row that was dropped (padding, ungraded).
+        rollout_N: Position in ``batch`` of each of the trainer's N rows; -1 for a row that was dropped (padding,
+            ungraded).
     """
 
     batch: Batch
@@ -96,23 +101,31 @@ def make_rows(
     """Rows from what a trainer holds at its hook, N of each; tensors and arrays count by their values.
 
     Args:
-        prompts: Texts or lists of chat messages, as they were *before* the rollout. Of several rows of a rollout the first one's is
-            used: a later turn's holds what the policy wrote. None where the trainer has none; each row is then a task of its own,
-            unless ``task_ids`` are given.
+        prompts: Texts or lists of chat messages, as they were *before* the rollout. Of several rows of a rollout the
+            first one's is used: a later turn's holds what the policy wrote. None where the trainer has none; each row
+            is then a task of its own, unless ``task_ids`` are given.
         rewards: Numbers; None and NaN are ungraded.
-        task_ids: Ids of the tasks; rows with equal ids form a group. By default made from the prompt (`stable_task_id`).
+        task_ids: Ids of the tasks; rows with equal ids form a group. By default made from the prompt
+            (`stable_task_id`).
         columns: Declared columns known before the rollout.
         keep: False for rows that stand for nothing (padding, rejected): they get advantage 0 and shift nobody.
         rollout_ids: Equal for rows of one rollout; None makes every row one.
-        rollout_reward: What a rollout of several rows is worth: their common reward (``same``; refused where they differ), the
-            ``first`` or ``last`` row's, or their ``sum``.
+        rollout_reward: What a rollout of several rows is worth: their common reward (``same``; refused where they
+            differ), the ``first`` or ``last`` row's, or their ``sum``.
         ungraded: What to do with a rollout without a reward: ``refuse`` it, or ``drop`` it as if it were padding.
 
     Raises:
-        InputError: naming the row, where lengths differ, a reward is missing or infinite, or rows of a rollout disagree.
+        InputError: naming the row, where lengths differ, a reward is missing or infinite, or rows of a rollout
+            disagree.
     """
     n = len(rewards)
-    for name, given in {"prompts": prompts, "task_ids": task_ids, "keep": keep, "rollout_ids": rollout_ids, **(columns or {})}.items():
+    for name, given in {
+        "prompts": prompts,
+        "task_ids": task_ids,
+        "keep": keep,
+        "rollout_ids": rollout_ids,
+        **(columns or {}),
+    }.items():
         if given is not None and len(given) != n:
             raise InputError(f"{n} rewards but {len(given)} {name}: every row of the trainer's batch needs one of each")
     rewards_N = np.array([np.nan if r is None else float(r) for r in rewards], dtype=np.float64)
@@ -129,7 +142,8 @@ def make_rows(
             continue
         if not np.isfinite(reward):
             raise InputError(
-                f"row {rows[0]} has reward {reward} ({'no reward function graded it' if np.isnan(reward) else 'not finite'}); "
+                f"row {rows[0]} has reward {reward} "
+                f"({'no reward function graded it' if np.isnan(reward) else 'not finite'}); "
                 "grade it, or leave it out (keep=False): a baseline can neither use nor judge it"
             )
         rollout_N[rows] = len(first_R)
@@ -147,7 +161,8 @@ def make_rows(
 def _plain(value: Any) -> Any:
     """Tensors and arrays as lists, those of no dimension as numbers, within lists too.
 
-    A 0-d tensor is hashed by identity: as a key it would make each turn a rollout of its own, whose sisters show it its own reward.
+    A 0-d tensor is hashed by identity: as a key it would make each turn a rollout of its own, whose sisters show it its
+    own reward.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -162,7 +177,9 @@ def _flag(value: Any) -> bool:
     if not isinstance(value, list):
         return bool(value)
     if len(value) != 1:
-        raise InputError(f"keep must hold one value for each row, not {len(value)}; a mask over tokens is something else")
+        raise InputError(
+            f"keep must hold one value for each row, not {len(value)}; a mask over tokens is something else"
+        )
     return _flag(value[0])
 
 
@@ -199,9 +216,11 @@ def gather_rows(fields: Mapping[str, Sequence[Any] | None], gather: Callable[[An
     """The rows of the whole world in one order, so that every rank computes the same numbers and takes its own slice.
 
     Args:
-        fields: This rank's columns by name (prompts, rewards, keep ...), equally long; None for one that it does not have.
-        gather: Takes an object, gives the objects of all ranks in the order of ranks, as ``torch.distributed.all_gather_object``
-            leaves in its list. Ranks may hold different numbers of rows, none included.
+        fields: This rank's columns by name (prompts, rewards, keep ...), equally long; None for one that it does not
+            have.
+        gather: Takes an object, gives the objects of all ranks in the order of ranks, as
+            ``torch.distributed.all_gather_object`` leaves in its list. Ranks may hold different numbers of rows, none
+            included.
         rank: This process's.
 
     >>> other = {"prompts": ["c"], "rewards": [0.0]}
@@ -245,7 +264,8 @@ _ABSENT = object()
 
 
 def setting_of(settings: Any, name: str, default: Any = None) -> Any:
-    """A dotted setting of nested mappings or objects (argparse, dataclasses, OmegaConf); ``default`` where there is none."""
+    """A dotted setting of nested mappings or objects (argparse, dataclasses, OmegaConf); ``default`` where there is
+    none."""
     value = settings
     for part in name.split("."):
         if isinstance(value, Mapping):
@@ -261,7 +281,8 @@ def refuse(settings: Any, rules: Iterable[Rule], trainer: str) -> None:
     """Stop before the first step where a setting would spoil the advantages afterwards.
 
     Args:
-        settings: The trainer's settings: mappings or objects, nested as they come. A setting that is not there breaks nothing.
+        settings: The trainer's settings: mappings or objects, nested as they come. A setting that is not there breaks
+            nothing.
         rules: What to look at.
         trainer: Its name, for the message.
 

@@ -1,11 +1,12 @@
 """SkyRL: ``trainer.algorithm.advantage_estimator=gs1`` with `use_baseline`, or ``=batch_loo`` with `register` alone.
 
-    register()                                          # in the driver, before SkyRL looks at its settings and starts Ray
-    class Experiment(BasePPOExp):
+    register()                                          # in the driver, before SkyRL looks at its settings and starts
+    Ray class Experiment(BasePPOExp):
         def get_trainer(self, *args, **kwargs):
             return use_baseline(super().get_trainer(*args, **kwargs), "baseline.json")
 
-Shapes: ``_N`` rows that the estimator is given (the last turn of each trajectory with ``step_wise_trajectories``); tensors (N, T).
+Shapes: ``_N`` rows that the estimator is given (the last turn of each trajectory with ``step_wise_trajectories``);
+    tensors (N, T).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ STATE_FILE = "rollonce.json"
 _ALGORITHM = "trainer.algorithm"
 RULES = [
     Rule(
-        f"{_ALGORITHM}.advantage_estimator", lambda v: v != "gs1", "would not ask the baseline", f"set {_ALGORITHM}.advantage_estimator=gs1"
+        f"{_ALGORITHM}.advantage_estimator",
+        lambda v: v != "gs1",
+        "would not ask the baseline",
+        f"set {_ALGORITHM}.advantage_estimator=gs1",
     ),
     Rule(
         f"{_ALGORITHM}.advantage_batch_normalize",
@@ -42,7 +46,9 @@ RULES = [
         "drops rows by the rewards of their group, the own one included (at group size 1: all of them)",
         f"set {_ALGORITHM}.zero_variance_filter=false",
     ),
-    Rule("trainer.critic.model.path", True, "trains a critic that nothing reads", "leave trainer.critic.model.path unset"),
+    Rule(
+        "trainer.critic.model.path", True, "trains a critic that nothing reads", "leave trainer.critic.model.path unset"
+    ),
 ]
 GROUP_OF_ONE_RULES = [
     Rule(
@@ -67,12 +73,18 @@ _step: ContextVar[Step | None] = ContextVar("rollonce_skyrl_step", default=None)
 
 
 def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any) -> tuple[Any, Any]:
-    """SkyRL estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N, T) twice.
+    """SkyRL estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N,
+    T) twice.
 
     Padding rows (uid ``pad0``, ``pad1`` ...), which repeat row 0 with its reward, neither count nor get an advantage.
     """
-    keep_N = [seen and not re.fullmatch(r"pad\d+", str(uid)) for seen, uid in zip(rows_with_tokens(response_mask), index, strict=True)]
-    result = AdvantageHook(LeaveOneOut(), group_size=None, warn=False).advantages(None, outcome_rewards(token_level_rewards), keep=keep_N)
+    keep_N = [
+        seen and not re.fullmatch(r"pad\d+", str(uid))
+        for seen, uid in zip(rows_with_tokens(response_mask), index, strict=True)
+    ]
+    result = AdvantageHook(LeaveOneOut(), group_size=None, warn=False).advantages(
+        None, outcome_rewards(token_level_rewards), keep=keep_N
+    )
     return over_tokens(result, token_level_rewards, response_mask)
 
 
@@ -85,7 +97,8 @@ def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_:
     step = _step.get()
     if step is None:
         raise InputError(
-            "advantage_estimator=gs1 needs the prompts: pass the trainer to rollonce.integrations.skyrl.use_baseline, or use batch_loo"
+            "advantage_estimator=gs1 needs the prompts: pass the trainer to rollonce.integrations.skyrl.use_baseline, "
+            "or use batch_loo"
         )
     result = step.hook.advantages(step.prompts_N, outcome_rewards(token_level_rewards), keep=step.keep_N)
     step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
@@ -139,7 +152,9 @@ class WithPrompts:
 
     def _decoded(self, data: Any, i: int) -> str:
         tokens = data["sequences"][i][data["attention_mask"][i].bool()]
-        return self.tokenizer.decode(tokens[: len(tokens) - int(data["response_mask"][i].sum())], skip_special_tokens=True)
+        return self.tokenizer.decode(
+            tokens[: len(tokens) - int(data["response_mask"][i].sum())], skip_special_tokens=True
+        )
 
     def save_checkpoints(self) -> str:
         """History first: SkyRL's own writes last of all that this checkpoint is complete."""
@@ -162,7 +177,11 @@ class WithPrompts:
                 with io.open_file(path, "r") as f:
                     self.gs1.load_state_dict(json.load(f))
             else:
-                warnings.warn(f"{path}: no history in this checkpoint; the baseline starts without any", AdvantageWarning, stacklevel=2)
+                warnings.warn(
+                    f"{path}: no history in this checkpoint; the baseline starts without any",
+                    AdvantageWarning,
+                    stacklevel=2,
+                )
         return step, folder
 
 

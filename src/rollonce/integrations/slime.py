@@ -1,15 +1,17 @@
-"""slime and miles: `reward_post_process` for ``--custom-reward-post-process-path`` (untested against the real trainers).
+"""slime and miles: `reward_post_process` for ``--custom-reward-post-process-path`` (untested against the real
+trainers).
 
     export ROLLONCE_BASELINE=baseline.json
     ... --advantage-estimator grpo --n-samples-per-prompt 1 \
         --custom-reward-post-process-path rollonce.integrations.slime.reward_post_process
 
-Both call the function once a step in the rollout manager, with every sample of the step: all that a baseline needs. Written from the
-sources of August 2026 (slime 624b824, miles 31f1ca9); the estimator ``grpo`` then hands the numbers on as they are.
+Both call the function once a step in the rollout manager, with every sample of the step: all that a baseline needs.
+Written from the sources of August 2026 (slime 624b824, miles 31f1ca9); the estimator ``grpo`` then hands the numbers on
+as they are.
 
-Settings, each an attribute of ``args`` (``--custom-config-path`` sets such) or an environment variable: ``rollonce_baseline`` /
-``ROLLONCE_BASELINE``, the file; ``rollonce_state`` / ``ROLLONCE_STATE``, where history is kept between runs (``rollonce.json`` in the
-``--save`` directory by default).
+Settings, each an attribute of ``args`` (``--custom-config-path`` sets such) or an environment variable:
+``rollonce_baseline`` / ``ROLLONCE_BASELINE``, the file; ``rollonce_state`` / ``ROLLONCE_STATE``, where history is kept
+between runs (``rollonce.json`` in the ``--save`` directory by default).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from rollonce.integrations.rows import Rule, refuse, setting_of
 
 RULES = [
     Rule(
-        "normalize_advantages", True, "whitens the advantages over the data-parallel batch afterwards", "leave --normalize-advantages out"
+        "normalize_advantages",
+        True,
+        "whitens the advantages over the data-parallel batch afterwards",
+        "leave --normalize-advantages out",
     ),
     Rule(
         "advantage_estimator",
@@ -59,7 +64,9 @@ def _setting(args: Any, name: str) -> str | None:
 def _hook(args: Any) -> tuple[AdvantageHook, Path | None]:
     file = _setting(args, "rollonce_baseline")
     if file is None:
-        raise InputError("which baseline? Set ROLLONCE_BASELINE (or args.rollonce_baseline) to the file that rollonce tune wrote")
+        raise InputError(
+            "which baseline? Set ROLLONCE_BASELINE (or args.rollonce_baseline) to the file that rollonce tune wrote"
+        )
     save, state = setting_of(args, "save"), _setting(args, "rollonce_state")
     path = Path(state) if state else Path(save) / "rollonce.json" if save else None
     if (file, str(path)) not in _hooks:
@@ -77,13 +84,16 @@ def reward_post_process(args: Any, samples: Sequence[Any]) -> tuple[list[float],
 
     Args:
         args: slime's own.
-        samples: The step's ``Sample``s; those with ``remove_sample`` or aborted count for nobody and get 0. Segments with one
-            ``rollout_id`` are one rollout.
+        samples: The step's ``Sample``s; those with ``remove_sample`` or aborted count for nobody and get 0. Segments
+            with one ``rollout_id`` are one rollout.
 
     Raises:
-        InputError: without a baseline file, with settings that would spoil the advantages, or where a sample has no reward.
+        InputError: without a baseline file, with settings that would spoil the advantages, or where a sample has no
+            reward.
     """
-    flat = [s for group in samples for s in group] if samples and isinstance(samples[0], list | tuple) else list(samples)
+    flat = (
+        [s for group in samples for s in group] if samples and isinstance(samples[0], list | tuple) else list(samples)
+    )
     hook, path = _hook(args)
     keep = [not getattr(s, "remove_sample", False) and _status(s) != "aborted" for s in flat]
     raw = [s.get_reward_value(args) if k or s.reward is not None else 0.0 for s, k in zip(flat, keep, strict=True)]
@@ -108,5 +118,7 @@ def _status(sample: Any) -> str:
 
 def _metadata(sample: Any, column: str) -> Any:
     if column not in (sample.metadata or {}):
-        raise InputError(f"the baseline reads the column {column!r}: put it into each sample's metadata (slime's --metadata-key)")
+        raise InputError(
+            f"the baseline reads the column {column!r}: put it into each sample's metadata (slime's --metadata-key)"
+        )
     return sample.metadata[column]

@@ -1,4 +1,5 @@
-"""tinker-cookbook's RL loop with a baseline of ours, for one run: ``rl.train`` is patched while a block (or this command) runs.
+"""tinker-cookbook's RL loop with a baseline of ours, for one run: ``rl.train`` is patched while a block (or this
+command) runs.
 
     python -m rollonce.integrations.tinker_cookbook baseline.json -- tinker_cookbook.recipes.math_rl.train \\
         group_size=1 groups_per_batch=32 loss_fn=importance_sampling renderer_name=role_colon ...
@@ -8,12 +9,13 @@ or, around a training script of one's own::
     with cookbook_baseline("baseline.json"):
         asyncio.run(train.main(config))
 
-The stock cookbook subtracts the mean of each group: with one rollout a task every advantage is exactly 0 and nothing is learnt. Here the
-step's rollouts go to an `AdvantageHook` together. What is replaced are names of the module ``tinker_cookbook.rl.train`` only;
-`check_cookbook` says so in a sentence if a version lacks them (tested: `TESTED`).
+The stock cookbook subtracts the mean of each group: with one rollout a task every advantage is exactly 0 and nothing is
+learnt. Here the step's rollouts go to an `AdvantageHook` together. What is replaced are names of the module
+``tinker_cookbook.rl.train`` only; `check_cookbook` says so in a sentence if a version lacks them (tested: `TESTED`).
 
-Beside the run, in ``LOG_PATH/rollonce/``: ``advantages.jsonl``, a line a step (b, leave-one-out mean, advantage and reward of each rollout,
-largest weight of an own reward); ``state_000012.json``, the history before step 12, which a resumed run goes on from; ``run.json``.
+Beside the run, in ``LOG_PATH/rollonce/``: ``advantages.jsonl``, a line a step (b, leave-one-out mean, advantage and
+reward of each rollout, largest weight of an own reward); ``state_000012.json``, the history before step 12, which a
+resumed run goes on from; ``run.json``.
 
 Shapes: ``_P`` groups of a step, ``_G`` rollouts of a group, ``_N`` rollouts of a step.
 """
@@ -65,7 +67,9 @@ def check_cookbook() -> Any:
     try:
         train = importlib.import_module("tinker_cookbook.rl.train")
     except ModuleNotFoundError as error:
-        raise MissingExtraError("the tinker-cookbook adapter", (error.name or "tinker-cookbook").partition(".")[0], "tinker") from error
+        raise MissingExtraError(
+            "the tinker-cookbook adapter", (error.name or "tinker-cookbook").partition(".")[0], "tinker"
+        ) from error
     for name, wanted in PATCHED.items():
         function = getattr(train, name, None)
         has = inspect.signature(function).parameters if callable(function) else {}
@@ -73,7 +77,8 @@ def check_cookbook() -> Any:
         if function is None or missing:
             what = f"has no parameter {missing[0]!r}" if function is not None else "is not there"
             raise InputError(
-                f"tinker-cookbook {cookbook_version()} cannot be patched: rl.train.{name} {what}. Tested are {' and '.join(TESTED)}:"
+                f"tinker-cookbook {cookbook_version()} cannot be patched: rl.train.{name} {what}. Tested are "
+                f"{' and '.join(TESTED)}:"
                 " install one of them, or use the Tinker policy of rollonce train, which needs no cookbook"
             )
     return train
@@ -86,19 +91,25 @@ _ACTIVE: CookbookRun | None = None
 
 @contextlib.contextmanager
 def cookbook_baseline(
-    baseline: Baseline | str | os.PathLike[str], *, prompts: Prompts = "auto", whiten: bool = False, scale_by_std: bool = False
+    baseline: Baseline | str | os.PathLike[str],
+    *,
+    prompts: Prompts = "auto",
+    whiten: bool = False,
+    scale_by_std: bool = False,
 ) -> Iterator[CookbookRun]:
     """While the block runs, `tinker_cookbook.rl.train` takes its advantages from ``baseline``.
 
     Args:
         baseline: A fitted baseline or its file. It is copied; what it learns is in ``run.hook.baseline``.
-        prompts: What the baseline reads. ``question``: the task's question without template, examples and the recipe's suffix (checked
-            against the rollout's prompt); ``observation``: the decoded first observation, all of it; ``auto``: the former where every
-            task has one, else the latter, for the whole run; or a function of (group, builder, tokenizer).
+        prompts: What the baseline reads. ``question``: the task's question without template, examples and the recipe's
+            suffix (checked against the rollout's prompt); ``observation``: the decoded first observation, all of it;
+            ``auto``: the former where every task has one, else the latter, for the whole run; or a function of (group,
+            builder, tokenizer).
         whiten, scale_by_std: See `AdvantageHook`. Off.
 
     Raises:
-        MissingExtraError, InputError: see `check_cookbook`; a second patch at once. While the run lasts: `check_config`.
+        MissingExtraError, InputError: see `check_cookbook`; a second patch at once. While the run lasts:
+            `check_config`.
     """
     global _ACTIVE
     if not callable(prompts) and prompts not in ("auto", "question", "observation"):
@@ -109,7 +120,9 @@ def cookbook_baseline(
     loaded = baseline if isinstance(baseline, Baseline) else copy_without_history(Baseline.load(baseline))
     text = json.dumps([loaded.config(), loaded.state_dict()], sort_keys=True, default=str)
     train = check_cookbook()
-    run = CookbookRun(loaded, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16], prompts, whiten, scale_by_std)
+    run = CookbookRun(
+        loaded, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16], prompts, whiten, scale_by_std
+    )
     originals = {name: getattr(train, name) for name in PATCHED}
     try:
         _ACTIVE = run
@@ -153,14 +166,16 @@ def _replacements(run: CookbookRun, originals: dict[str, Any]) -> dict[str, Any]
             step_of.reset(token)
         if run.steps == before or not run.asked:
             raise InputError(
-                f"tinker-cookbook {cookbook_version()} made a step without asking for advantages where it is patched; {TESTED} do"
+                f"tinker-cookbook {cookbook_version()} made a step without asking for advantages where it is patched; "
+                f"{TESTED} do"
             )
         return out
 
     @functools.wraps(originals["prepare_minibatch"])
     async def prepare_minibatch(*args: Any, **kwargs: Any) -> Any:
         got = given("prepare_minibatch", args, kwargs)
-        # All at once and first: print_group asks for single groups before the step's own call, and gets the same numbers.
+        # All at once and first: print_group asks for single groups before the step's own call, and gets the same
+        # numbers.
         result = run.step(step_of.get(), got["trajectory_groups_P"], got["env_group_builders_P"], got["tokenizer"])
         out = await originals["prepare_minibatch"](*args, **kwargs)
         out[1].update({f"rollonce/{name}": value for name, value in result.metrics.items()})
@@ -187,10 +202,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     own, recipe = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     parser = argparse.ArgumentParser(
-        prog="python -m rollonce.integrations.tinker_cookbook", usage="%(prog)s BASELINE.json [options] -- [RECIPE.MODULE] key=value ..."
+        prog="python -m rollonce.integrations.tinker_cookbook",
+        usage="%(prog)s BASELINE.json [options] -- [RECIPE.MODULE] key=value ...",
     )
     parser.add_argument("baseline", help="file that rollonce tune (or Baseline.save) wrote")
-    parser.add_argument("--prompts", choices=("auto", "question", "observation"), default="auto", help="what the baseline reads")
+    parser.add_argument(
+        "--prompts", choices=("auto", "question", "observation"), default="auto", help="what the baseline reads"
+    )
     options = parser.parse_args(own)
     module = recipe.pop(0) if recipe and "=" not in recipe[0] else DEFAULT_RECIPE
     before = sys.argv

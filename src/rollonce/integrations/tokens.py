@@ -1,4 +1,5 @@
-"""What verl and SkyRL have in common: outcome rewards inside (N, T) tensors of tokens, advantages back over the tokens. No torch import."""
+"""What verl and SkyRL have in common: outcome rewards inside (N, T) tensors of tokens, advantages back over the tokens.
+No torch import."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ def rows_with_tokens(mask: Any) -> list[bool]:
 
 
 def over_tokens(result: AdvantageResult, like: Any, mask: Any) -> tuple[Any, Any]:
-    """The same advantage at every token that counts (N, T), twice: as advantages and as returns. dtype and device of ``like``."""
+    """The same advantage at every token that counts (N, T), twice: as advantages and as returns. dtype and device of
+    ``like``."""
     advantages = like.new_tensor(result.advantages_N.tolist())[:, None] * mask.to(like.dtype)
     return advantages, advantages.clone()

@@ -6,12 +6,12 @@
     trainer = SingleRolloutGRPOTrainer(model, reward, args, train_dataset=data, baseline="baseline.json")
     trainer.train()
 
-Two of TRL's methods are overridden, and both call TRL's own first: `_calculate_rewards`, after which the rewards of all ranks are at
-hand and are kept, and `_generate_and_score_completions`, whose advantages are replaced. The batch that a baseline sees is TRL's
-generation batch, over all ranks. Sampling, loss, KL, clipping and logging are TRL's.
+Two of TRL's methods are overridden, and both call TRL's own first: `_calculate_rewards`, after which the rewards of all
+ranks are at hand and are kept, and `_generate_and_score_completions`, whose advantages are replaced. The batch that a
+baseline sees is TRL's generation batch, over all ranks. Sampling, loss, KL, clipping and logging are TRL's.
 
-For a trainer class that something else has patched (Unsloth), make the classes from it: `single_rollout_config(GRPOConfig)` and
-`single_rollout_trainer(GRPOTrainer)`.
+For a trainer class that something else has patched (Unsloth), make the classes from it:
+`single_rollout_config(GRPOConfig)` and `single_rollout_trainer(GRPOTrainer)`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ RULES = [
         "scale_rewards",
         lambda v: v not in ("none", False),
         "divides GRPO's own advantages, which are replaced",
-        "set scale_rewards='none'; where you do want advantages over the batch's deviation, pass scale_by_std=True to the trainer",
+        "set scale_rewards='none'; where you do want advantages over the batch's deviation, pass scale_by_std=True to "
+        "the trainer",
     ),
     Rule(
         "multi_objective_aggregation",
@@ -49,7 +50,12 @@ RULES = [
         "scales each reward function by its group",
         "set multi_objective_aggregation='sum_then_normalize'",
     ),
-    Rule("normalize_advantages", True, "whitens advantages that are replaced", "set it to False, and pass whiten=True to the trainer"),
+    Rule(
+        "normalize_advantages",
+        True,
+        "whitens advantages that are replaced",
+        "set it to False, and pass whiten=True to the trainer",
+    ),
 ]
 RLOO_RULES = [
     Rule(
@@ -62,10 +68,11 @@ RLOO_RULES = [
 
 
 def single_rollout_config(base: type) -> type:
-    """A configuration class like ``base`` (GRPOConfig, RLOOConfig) that allows, and defaults to, one generation a prompt.
+    """A configuration class like ``base`` (GRPOConfig, RLOOConfig) that allows, and defaults to, one generation a
+    prompt.
 
-    Other defaults that differ: ``scale_rewards="none"`` (GRPO), ``beta=0.0`` (RLOO). The generation batch must be even, because TRL's
-    own checks run as if there were two generations.
+    Other defaults that differ: ``scale_rewards="none"`` (GRPO), ``beta=0.0`` (RLOO). The generation batch must be even,
+    because TRL's own checks run as if there were two generations.
     """
 
     def post_init(self: Any) -> None:
@@ -83,7 +90,11 @@ def single_rollout_config(base: type) -> type:
     if "normalize_advantages" in names:  # RLOO
         defaults["beta"] = (float, 0.0)
     body = {k: dataclasses.field(default=v) for k, (_, v) in defaults.items()}
-    body |= {"__annotations__": {k: t for k, (t, _) in defaults.items()}, "__post_init__": post_init, "__doc__": base.__doc__}
+    body |= {
+        "__annotations__": {k: t for k, (t, _) in defaults.items()},
+        "__post_init__": post_init,
+        "__doc__": base.__doc__,
+    }
     return dataclasses.dataclass(type(f"SingleRollout{base.__name__}", (base,), body))
 
 
@@ -92,7 +103,8 @@ class _SingleRollout:
 
     Args:
         model, reward_funcs, args: As TRL's.
-        baseline: A baseline, or the file that ``rollonce tune`` wrote. One that was never fitted is fitted on the training prompts.
+        baseline: A baseline, or the file that ``rollonce tune`` wrote. One that was never fitted is fitted on the
+            training prompts.
         whiten, scale_by_std, warn_after: See `AdvantageHook`.
         *more, **settings: As TRL's (``train_dataset``, ``processing_class``, ``peft_config`` ...).
 
@@ -117,13 +129,24 @@ class _SingleRollout:
     ) -> None:
         name = type(self).__name__
         if args is None:
-            raise InputError(f"{name} needs its settings: args={name.replace('Trainer', 'Config')}('output directory', ...)")
-        groups = [Rule("num_generations", lambda n: n != 1, "samples groups", f"use {name.replace('Trainer', 'Config')}, which has 1")]
+            raise InputError(
+                f"{name} needs its settings: args={name.replace('Trainer', 'Config')}('output directory', ...)"
+            )
+        groups = [
+            Rule(
+                "num_generations",
+                lambda n: n != 1,
+                "samples groups",
+                f"use {name.replace('Trainer', 'Config')}, which has 1",
+            )
+        ]
         if type(args).__name__.startswith("SingleRollout"):
             groups = []  # asked for in so many words
         refuse(args, [*groups, *RULES, *(RLOO_RULES if hasattr(args, "normalize_advantages") else [])], "TRL")
         group_size = int(args.num_generations)
-        self.hook = AdvantageHook(baseline, whiten=whiten, scale_by_std=scale_by_std, warn_after=warn_after, group_size=group_size)
+        self.hook = AdvantageHook(
+            baseline, whiten=whiten, scale_by_std=scale_by_std, warn_after=warn_after, group_size=group_size
+        )
         self.last = None
         self._kept: Any = None  # prompts, rewards a function, columns: of all ranks
         super().__init__(model, reward_funcs, args, *more, **settings)  # pyright: ignore[reportCallIssue]
@@ -136,14 +159,20 @@ class _SingleRollout:
         known = getattr(data, "column_names", None)
         missing = [c for c in needed if known is not None and c not in known]
         if missing:
-            raise InputError(f"the baseline reads the column {missing[0]!r}, which the training set lacks; it has {', '.join(known or [])}")
+            raise InputError(
+                f"the baseline reads the column {missing[0]!r}, which the training set lacks; it has "
+                f"{', '.join(known or [])}"
+            )
         if needed and trainer.args.remove_unused_columns:
-            raise InputError(f"remove_unused_columns=True takes away {needed[0]!r}, which the baseline reads: set it to False")
+            raise InputError(
+                f"remove_unused_columns=True takes away {needed[0]!r}, which the baseline reads: set it to False"
+            )
         size: int | None = len(data) if hasattr(data, "__len__") else None  # a stream has none
         wanted = trainer.args.generation_batch_size // trainer.num_generations
         if size is not None and size < wanted:
             raise InputError(
-                f"a generation batch takes {wanted} different tasks and the training set has {size}, so TRL's sampler would give no "
+                f"a generation batch takes {wanted} different tasks and the training set has {size}, so TRL's sampler "
+                "would give no "
                 "batch at all: lower per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation"
             )
         if size is None:
@@ -192,7 +221,14 @@ class _SingleRollout:
             graded = rewards[np.isfinite(rewards)]
             # TRL's share of groups without any spread. At one rollout a task the batch is the group.
             metrics["frac_reward_zero_std"][-1] = float(len(graded) == 0 or np.ptp(graded) == 0)
-        for key in ("baseline", "baseline_std", "squared_advantage", "squared_advantage_loo", "prior_share", "rows_dropped"):
+        for key in (
+            "baseline",
+            "baseline_std",
+            "squared_advantage",
+            "squared_advantage_loo",
+            "prior_share",
+            "rows_dropped",
+        ):
             if key in self.last.metrics:
                 metrics[f"rollonce/{key}"].append(self.last.metrics[key])
         self._seconds += time.perf_counter() - begin
@@ -200,7 +236,8 @@ class _SingleRollout:
         return output
 
     def _total_rewards(self, rewards_per_func: Any) -> np.ndarray:
-        """The weighted sum over reward functions (N,) float64, NaN where none of them graded the completion; clipped as RLOO does."""
+        """The weighted sum over reward functions (N,) float64, NaN where none of them graded the completion; clipped as
+        RLOO does."""
         trainer: Any = self
         each_NF = rewards_per_func.detach().double().cpu().numpy()
         weights_F = trainer.reward_weights.detach().double().cpu().numpy()
@@ -216,7 +253,9 @@ class _SingleRollout:
         trainer: Any = self
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         if trainer.args.should_save:
-            self.hook.save(Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}" / STATE_FILE)
+            self.hook.save(
+                Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}" / STATE_FILE
+            )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """TRL's, and the baseline's history with it."""
@@ -227,12 +266,17 @@ class _SingleRollout:
         if path.exists():
             self.hook.load(path)
         elif self.hook.warn:
-            warnings.warn(f"{checkpoint} has no {STATE_FILE}: the baseline starts without history", AdvantageWarning, stacklevel=2)
+            warnings.warn(
+                f"{checkpoint} has no {STATE_FILE}: the baseline starts without history", AdvantageWarning, stacklevel=2
+            )
 
 
 def single_rollout_trainer(base: type) -> type:
     """A trainer class like ``base`` (TRL's GRPOTrainer or RLOOTrainer, or a patched one) that takes ``baseline=``."""
-    body = {"__doc__": f"{base.__name__} with a baseline of one's own.\n{_SingleRollout.__doc__}", "_tag_names": ["trl", "rollonce"]}
+    body = {
+        "__doc__": f"{base.__name__} with a baseline of one's own.\n{_SingleRollout.__doc__}",
+        "_tag_names": ["trl", "rollonce"],
+    }
     return type(f"SingleRollout{base.__name__}", (_SingleRollout, base), body)
 
 

@@ -1,8 +1,9 @@
 """verl: ``algorithm.adv_estimator=gs1`` with the baseline of ``ROLLONCE_BASELINE``, or ``=batch_loo`` with none.
 
-verl loads `rollonce.integrations.verl_plugin` by itself (entry point ``verl.plugins``) in every process, and that calls `register`.
-``batch_loo`` is the leave-one-out mean of the step's rewards. ``gs1`` also needs the prompts, which verl's estimators are not given:
-with ``ROLLONCE_BASELINE`` set in the environment, the trainers are replaced by subclasses that fetch them. Nothing else changes.
+verl loads `rollonce.integrations.verl_plugin` by itself (entry point ``verl.plugins``) in every process, and that calls
+`register`. ``batch_loo`` is the leave-one-out mean of the step's rewards. ``gs1`` also needs the prompts, which verl's
+estimators are not given: with ``ROLLONCE_BASELINE`` set in the environment, the trainers are replaced by subclasses
+that fetch them. Nothing else changes.
 
 Shapes: ``_N`` rows of the step, padding included; tensors are (N, T) with T tokens of the longest response.
 """
@@ -24,7 +25,12 @@ from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with
 VARIABLE, STATE_FILE = "ROLLONCE_BASELINE", "rollonce.json"
 
 RULES = [
-    Rule("algorithm.use_pf_ppo", True, "reweighs rows by their reward after the baseline", "set algorithm.use_pf_ppo=False"),
+    Rule(
+        "algorithm.use_pf_ppo",
+        True,
+        "reweighs rows by their reward after the baseline",
+        "set algorithm.use_pf_ppo=False",
+    ),
     Rule("critic.enable", True, "trains a critic that nothing reads", "leave critic.enable unset"),
 ]
 GROUP_OF_ONE_RULES = [
@@ -51,17 +57,25 @@ _step: ContextVar[Step | None] = ContextVar("rollonce_verl_step", default=None)
 
 def _keep(response_mask: Any, index: Sequence[Any]) -> list[bool]:
     """Rows that count: not padding (uid ``pad...``), not rejected by rollout correction (their mask is empty)."""
-    return [seen and not str(uid).startswith("pad") for seen, uid in zip(rows_with_tokens(response_mask), index, strict=True)]
+    return [
+        seen and not str(uid).startswith("pad")
+        for seen, uid in zip(rows_with_tokens(response_mask), index, strict=True)
+    ]
 
 
-def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any) -> tuple[Any, Any]:
-    """verl estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N, T) twice."""
+def batch_loo(
+    token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any
+) -> tuple[Any, Any]:
+    """verl estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N,
+    T) twice."""
     hook = AdvantageHook(LeaveOneOut(), group_size=None, warn=False)
     result = hook.advantages(None, outcome_rewards(token_level_rewards), keep=_keep(response_mask, index))
     return over_tokens(result, token_level_rewards, response_mask)
 
 
-def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any) -> tuple[Any, Any]:
+def gs1(
+    token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any
+) -> tuple[Any, Any]:
     """verl estimator: reward minus the baseline of ``ROLLONCE_BASELINE``. Returns (N, T) twice.
 
     Raises:
@@ -70,8 +84,9 @@ def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], conf
     step = _step.get()
     if step is None:
         raise InputError(
-            f"algorithm.adv_estimator=gs1 needs the prompts: set {VARIABLE}=baseline.json in the environment of verl's driver (on a Ray "
-            "cluster in ray_kwargs.ray_init.runtime_env.env_vars) and leave trainer.use_v1=True; batch_loo needs neither"
+            f"algorithm.adv_estimator=gs1 needs the prompts: set {VARIABLE}=baseline.json in the environment of verl's "
+            "driver (on a Ray cluster in ray_kwargs.ray_init.runtime_env.env_vars) and leave trainer.use_v1=True; "
+            "batch_loo needs neither"
         )
     rewards_N = outcome_rewards(token_level_rewards)
     rollout_N = [key.rsplit("_", 1)[0] for key in step.keys_N]
@@ -84,7 +99,9 @@ def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], conf
 
 
 def _turn(key: str) -> int:
-    return int(key.rsplit("_", 1)[1])  # keys are uid_session_output, and what a session is worth stands with its last output
+    return int(
+        key.rsplit("_", 1)[1]
+    )  # keys are uid_session_output, and what a session is worth stands with its last output
 
 
 class WithPrompts:
@@ -117,7 +134,9 @@ class WithPrompts:
 
     def _save_checkpoint(self) -> None:
         if self._gs1 is not None:
-            self._gs1.save(self._state_path())  # before super, which writes the file that makes this checkpoint the latest
+            self._gs1.save(
+                self._state_path()
+            )  # before super, which writes the file that makes this checkpoint the latest
         super()._save_checkpoint()  # type: ignore[misc]
 
     def _load_checkpoint(self) -> None:
@@ -130,11 +149,16 @@ class WithPrompts:
         if os.path.exists(path):
             self._gs1.load(path)
         else:
-            warnings.warn(f"{path}: no history in this checkpoint; the baseline starts without any", AdvantageWarning, stacklevel=2)
+            warnings.warn(
+                f"{path}: no history in this checkpoint; the baseline starts without any",
+                AdvantageWarning,
+                stacklevel=2,
+            )
 
 
 def register() -> None:
-    """Register the estimators and, with ``ROLLONCE_BASELINE`` set, put `WithPrompts` into the trainers. Doing it twice is harmless.
+    """Register the estimators and, with ``ROLLONCE_BASELINE`` set, put `WithPrompts` into the trainers. Doing it twice
+    is harmless.
 
     Raises:
         MissingExtraError: if verl is not installed.
@@ -151,4 +175,6 @@ def register() -> None:
 
     for name, trainer in list(trainer_base.TRAINER_REGISTRY.items()):
         if not issubclass(trainer, WithPrompts):
-            trainer_base.TRAINER_REGISTRY[name] = type(trainer.__name__, (WithPrompts, trainer), {"__module__": trainer.__module__})
+            trainer_base.TRAINER_REGISTRY[name] = type(
+                trainer.__name__, (WithPrompts, trainer), {"__module__": trainer.__module__}
+            )

@@ -1,4 +1,5 @@
-"""What verl imports by itself, once a process (entry point ``verl.plugins``). It logs a failure at debug level only, so this one warns."""
+"""What verl imports by itself, once a process (entry point ``verl.plugins``). It logs a failure at debug level only, so
+this one warns."""
 
 from __future__ import annotations
 

@@ -11,4 +11,16 @@ from rollonce.kernels.same import Same
 from rollonce.kernels.softmax import Softmax
 from rollonce.kernels.uniform import Uniform
 
-__all__ = ["Buckets", "Cosine", "Exponential", "Kernel", "Mixture", "Nearest", "Product", "Rbf", "Same", "Softmax", "Uniform"]
+__all__ = [
+    "Buckets",
+    "Cosine",
+    "Exponential",
+    "Kernel",
+    "Mixture",
+    "Nearest",
+    "Product",
+    "Rbf",
+    "Same",
+    "Softmax",
+    "Uniform",
+]

@@ -1,8 +1,8 @@
 """A kernel says how much task j's reward should count for task i, from what is known before the rollouts.
 
-Everything works on blocks: K batches at once, each with B rows (whose baseline is wanted) and M columns (whose rewards are
-visible). One training batch is K = 1. Weights are handled as logarithms, so a temperature near zero neither overflows nor
-loses the nearest neighbour.
+Everything works on blocks: K batches at once, each with B rows (whose baseline is wanted) and M columns (whose rewards
+are visible). One training batch is K = 1. Weights are handled as logarithms, so a temperature near zero neither
+overflows nor loses the nearest neighbour.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Kernel(Component):
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """Log weights (K, B, M) of columns for rows, both given as positions in ``tasks``; ``-inf`` is no weight.
 
-        ``visible_KBM`` is False where row i may not use column j (its own rollout above all). Pairwise kernels may ignore it,
-        since the caller masks; kernels that choose among the visible rows must not.
+        ``visible_KBM`` is False where row i may not use column j (its own rollout above all). Pairwise kernels may
+        ignore it, since the caller masks; kernels that choose among the visible rows must not.
         """
 
     def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
@@ -57,12 +57,16 @@ class Kernel(Component):
             InputError: for kernels that are no covariance (k nearest, buckets, mixtures).
         """
         if not self.pairwise:
-            raise InputError(f"a {self.type!r} kernel depends on which rows are visible and is no covariance; Kriging cannot use it")
+            raise InputError(
+                f"a {self.type!r} kernel depends on which rows are visible and is no covariance; Kriging cannot use it"
+            )
         visible = np.ones((*rows_KB.shape, columns_KM.shape[1]), dtype=bool)
         return np.exp(self.log_weights(tasks, rows_KB, columns_KM, visible))
 
 
-def similarity(feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, *, squared_distance: bool = False) -> FloatArray:
+def similarity(
+    feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, *, squared_distance: bool = False
+) -> FloatArray:
     """Inner products (or squared Euclidean distances) of a feature's rows, (K, B, M).
 
     With up to `FULL_MATRIX_UP_TO` tasks and more than one block the whole table is computed once and cached; otherwise
@@ -84,7 +88,8 @@ def similarity(feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: In
 def _worth_a_table(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block: int) -> bool:
     """Whether the pairs asked for so far come to a quarter of all there are.
 
-    Only calls for several blocks count towards that: a single block, a training batch, is computed the same way however often it comes.
+    Only calls for several blocks count towards that: a single block, a training batch, is computed the same way however
+        often it comes.
     """
     asked = n_blocks * pairs_a_block
     if n_blocks > 1:
@@ -104,7 +109,9 @@ def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False
         if not squared_distance:
             return _inner(matrix, matrix)
         # Kernels of one feature often want both tables, and the products are the dear part.
-        return _squared_distance(matrix, matrix, full_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None)
+        return _squared_distance(
+            matrix, matrix, full_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None
+        )
 
     if key not in root._cache:
         root._cache[key] = compute(root)
@@ -120,11 +127,15 @@ def _inner(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> Flo
     return left @ right.T
 
 
-def _squared_distance(left: FloatArray | SparseRows, right: FloatArray | SparseRows, inner: FloatArray | None = None) -> FloatArray:
+def _squared_distance(
+    left: FloatArray | SparseRows, right: FloatArray | SparseRows, inner: FloatArray | None = None
+) -> FloatArray:
     if isinstance(left, np.ndarray) and left.shape[1] == 1 and isinstance(right, np.ndarray):
         return (left - right.T) ** 2  # exact, where the expanded form would lose digits
     squares = [_row_squares(m) for m in (left, right)]
-    return np.maximum(squares[0][:, None] + squares[1][None, :] - 2 * (_inner(left, right) if inner is None else inner), 0.0)
+    return np.maximum(
+        squares[0][:, None] + squares[1][None, :] - 2 * (_inner(left, right) if inner is None else inner), 0.0
+    )
 
 
 def _row_squares(matrix: FloatArray | SparseRows) -> FloatArray:

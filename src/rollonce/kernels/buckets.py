@@ -20,9 +20,9 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 class Buckets(Kernel):
     """Weight 1 within the same quantile bucket of a one-column feature, over the rows in sight (batch plus window).
 
-    Edges are the 1/n, 2/n ... quantiles (linear interpolation) of the values in sight, intervals closed on the right as in
-    ``pandas.qcut``, so equal values share a bucket. The own prompt's value is known before the rollout and counts for the
-    edges. A bucket of one has no weight left and falls back to the leave-one-out mean.
+    Edges are the 1/n, 2/n ... quantiles (linear interpolation) of the values in sight, intervals closed on the right as
+    in ``pandas.qcut``, so equal values share a bucket. The own prompt's value is known before the rollout and counts
+    for the edges. A bucket of one has no weight left and falls back to the leave-one-out mean.
 
     Source: post "You Only Rollout Once", appendix B (5 buckets of log prompt length, this batch plus the previous 16).
     """
@@ -40,7 +40,9 @@ class Buckets(Kernel):
         """(K, B, M): 0 within the bucket, -inf outside. Rows must be among the columns."""
         matrix = self.feature.transform(tasks)
         if not isinstance(matrix, np.ndarray) or matrix.shape[1] != 1:
-            raise InputError(f"buckets need a feature of one number a task; {self.feature.type!r} gives {matrix.shape[1]}")
+            raise InputError(
+                f"buckets need a feature of one number a task; {self.feature.type!r} gives {matrix.shape[1]}"
+            )
         value_N = matrix[:, 0]
         value_KM, value_KB = value_N[columns_KM], value_N[rows_KB]
         edges = np.quantile(value_KM, np.arange(1, self.n) / self.n, axis=1)  # (n - 1, K)

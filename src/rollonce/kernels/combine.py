@@ -46,7 +46,8 @@ class Product(Kernel):
 @register
 @dataclass
 class Mixture(Kernel):
-    """``w_ij = sum_k a_k w_ij^(k) / sum_l w_il^(k)``: each kernel's weights normalised over what is visible, then averaged.
+    """``w_ij = sum_k a_k w_ij^(k) / sum_l w_il^(k)``: each kernel's weights normalised over what is visible, then
+    averaged.
 
     Args:
         kernels: The parts.
@@ -63,7 +64,10 @@ class Mixture(Kernel):
     def __post_init__(self) -> None:
         _check(self.kernels, "mixture")
         if len(self.shares) != len(self.kernels) or min(self.shares) < 0 or sum(self.shares) <= 0:
-            raise InputError(f"a mixture of {len(self.kernels)} kernels needs as many shares >= 0, not all zero; got {list(self.shares)}")
+            raise InputError(
+                f"a mixture of {len(self.kernels)} kernels needs as many shares >= 0, not all zero; got "
+                f"{list(self.shares)}"
+            )
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """(K, B, M) float64."""
@@ -80,8 +84,8 @@ def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool =
     """Weights (K, B, M) that sum to 1 over the visible columns of each row, from log weights.
 
     Args:
-        fallback: Rows without any weight become the mean of the visible columns; otherwise they stay zero. A row that sees
-            nothing stays zero either way.
+        fallback: Rows without any weight become the mean of the visible columns; otherwise they stay zero. A row that
+            sees nothing stays zero either way.
     """
     log_w = np.where(visible_KBM, log_w_KBM, -np.inf)
     top = log_w.max(axis=-1, keepdims=True) if log_w.shape[-1] else np.full((*log_w.shape[:-1], 1), -np.inf)

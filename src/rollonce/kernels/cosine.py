@@ -17,7 +17,8 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 @register
 @dataclass
 class Cosine(Kernel):
-    """``w_ij = max(0, <x_i, x_j>)``; for features of unit length the cosine. As a covariance the inner product itself."""
+    """``w_ij = max(0, <x_i, x_j>)``; for features of unit length the cosine. As a covariance the inner product
+    itself."""
 
     type: ClassVar[str] = "cosine"
     feature: Feature = field(default_factory=Tfidf)

@@ -1,4 +1,5 @@
-"""Exponential (Laplacian, Matern 1/2) kernel: falls off linearly near 0, so that near neighbours matter more than under an RBF."""
+"""Exponential (Laplacian, Matern 1/2) kernel: falls off linearly near 0, so that near neighbours matter more than under
+an RBF."""
 
 from __future__ import annotations
 

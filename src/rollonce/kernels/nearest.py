@@ -18,10 +18,11 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 @register
 @dataclass
 class Nearest(Kernel):
-    """Weight 1 for the ``k`` visible columns nearest in Euclidean distance, 0 for the rest; ties with the k-th all count.
+    """Weight 1 for the ``k`` visible columns nearest in Euclidean distance, 0 for the rest; ties with the k-th all
+    count.
 
-    Since ties count, the result does not depend on the order of the rows, and identical prompts give the plain mean. For
-    features of unit length this is the order of cosine similarity.
+    Since ties count, the result does not depend on the order of the rows, and identical prompts give the plain mean.
+    For features of unit length this is the order of cosine similarity.
     """
 
     type: ClassVar[str] = "nearest"

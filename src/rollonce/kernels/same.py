@@ -17,7 +17,8 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 @register
 @dataclass
 class Same(Kernel):
-    """Weight 1 where all columns of the feature are equal, 0 elsewhere; alone in its family, a row falls back to LOO."""
+    """Weight 1 where all columns of the feature are equal, 0 elsewhere; alone in its family, a row falls back to
+    LOO."""
 
     type: ClassVar[str] = "same"
     feature: Feature = field(default_factory=CategoryColumn)

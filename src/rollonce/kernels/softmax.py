@@ -1,4 +1,5 @@
-"""The published example kernel: ``w_ij = exp(cos(x_i, x_j) / T)`` (post "You Only Rollout Once", appendix B; T = 0.1 on word TF-IDF)."""
+"""The published example kernel: ``w_ij = exp(cos(x_i, x_j) / T)`` (post "You Only Rollout Once", appendix B; T = 0.1 on
+word TF-IDF)."""
 
 from __future__ import annotations
 

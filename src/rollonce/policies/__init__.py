@@ -1,4 +1,5 @@
-"""What can sample and learn. Importing this loads neither torch nor transformers; the first use of a name does (extra ``train``)."""
+"""What can sample and learn. Importing this loads neither torch nor transformers; the first use of a name does (extra
+``train``)."""
 
 from __future__ import annotations
 

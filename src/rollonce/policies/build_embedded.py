@@ -1,9 +1,10 @@
 """Rebuild the embedded policy: ``python -m rollonce.policies.build_embedded --out DIR``.
 
-Supervised learning from nothing on worked solutions (`rollonce.policies.embedded_steps`) of the ``train`` prompts of the embedded mixture
-(`rollonce.tasks.embedded`): no calibration or test prompt of any seed is among them, since a prompt's split is a hash of its content.
-One thread, a fixed number of steps and one seed: the same machine and versions give the same weights. Stopped early on purpose: a policy
-that still errs leaves reinforcement learning something to gain.
+Supervised learning from nothing on worked solutions (`rollonce.policies.embedded_steps`) of the ``train`` prompts of
+the embedded mixture (`rollonce.tasks.embedded`): no calibration or test prompt of any seed is among them, since a
+prompt's split is a hash of its content.
+One thread, a fixed number of steps and one seed: the same machine and versions give the same weights. Stopped early on
+purpose: a policy that still errs leaves reinforcement learning something to gain.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def draw_entries(config: BuildConfig) -> list[list[dict[str, Any]]]:
 def care_by_type(config: BuildConfig) -> list[float]:
     """Per type of the mixture, how often its solution is the careful one.
 
-    Types that are always solved with care, of those the policy learns well, end near 1; where haste is mixed in, even an easy type cannot.
+    Types that are always solved with care, of those the policy learns well, end near 1; where haste is mixed in, even
+    an easy type cannot.
 
     Raises:
         ValueError: ``always_careful`` names a type that the mixture does not have.
@@ -101,7 +103,8 @@ def care_by_type(config: BuildConfig) -> list[float]:
 
 
 def batches(config: BuildConfig, pools: Sequence[list[dict[str, Any]]], tokenizer: Any) -> Iterator[tuple[Any, Any]]:
-    """(ids_BL, labels_BL) for ever: fresh wordings, sorted by length in chunks so that padding is small, labels only on the response."""
+    """(ids_BL, labels_BL) for ever: fresh wordings, sorted by length in chunks so that padding is small, labels only on
+    the response."""
     import torch
 
     rng = random.Random(config.seed)
@@ -129,7 +132,9 @@ def batches(config: BuildConfig, pools: Sequence[list[dict[str, Any]]], tokenize
         for chunk in chunks:
             length = max(len(ids) for ids, _ in chunk)
             ids_BL = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in chunk])
-            labels_BL = torch.tensor([[-100] * start + ids[start:] + [-100] * (length - len(ids)) for ids, start in chunk])
+            labels_BL = torch.tensor(
+                [[-100] * start + ids[start:] + [-100] * (length - len(ids)) for ids, start in chunk]
+            )
             yield ids_BL, labels_BL
 
 
@@ -166,7 +171,10 @@ def build(config: BuildConfig, out: Path, log_every: int = 100) -> dict[str, Any
         losses.append(float(loss.detach()))
         if (step + 1) % log_every == 0:
             recent = sum(losses[-log_every:]) / log_every
-            print(f"step {step + 1}: loss {recent:.3f} nats a response token, {time.process_time() - began:.0f} CPU s", flush=True)
+            print(
+                f"step {step + 1}: loss {recent:.3f} nats a response token, {time.process_time() - began:.0f} CPU s",
+                flush=True,
+            )
     out.mkdir(parents=True, exist_ok=True)
     # Stored in bfloat16, half the size; whoever loads it computes in float32 with these rounded weights.
     model.to(torch.bfloat16).save_pretrained(out)

@@ -1,7 +1,7 @@
 """A token-level critic: a value for every response token, generalised advantage estimation, and the value loss.
 
-Shapes: ``_B`` rollouts, ``_T`` response tokens, ``_D`` hidden features. The value at a token is taken *before* it: V(s_t) knows the prompt
-and the tokens sampled so far, so the advantage of the first token has a prompt-level baseline.
+Shapes: ``_B`` rollouts, ``_T`` response tokens, ``_D`` hidden features. The value at a token is taken *before* it:
+V(s_t) knows the prompt and the tokens sampled so far, so the advantage of the first token has a prompt-level baseline.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from rollonce.policies.samples import Samples
 from rollonce.policies.transformers_policy import TransformersPolicy
 
 
-def gae(rewards_B: Tensor, values_BT: Tensor, mask_BT: Tensor, *, discount: float = 1.0, gae_lambda: float = 1.0) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards_B: Tensor, values_BT: Tensor, mask_BT: Tensor, *, discount: float = 1.0, gae_lambda: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Advantages and value targets, with the whole reward at a rollout's last token.
 
-    ``delta_t = r_t + discount * V_{t+1} - V_t``, ``A_t = delta_t + discount * lambda * A_{t+1}``, target ``A_t + V_t``; V after the last
-    token is 0.
+    ``delta_t = r_t + discount * V_{t+1} - V_t``, ``A_t = delta_t + discount * lambda * A_{t+1}``, target ``A_t + V_t``;
+    V after the last token is 0.
 
     Args:
         rewards_B: One a rollout.
@@ -49,8 +51,11 @@ def gae(rewards_B: Tensor, values_BT: Tensor, mask_BT: Tensor, *, discount: floa
     return advantages_BT, (advantages_BT + values_BT) * mask_BT
 
 
-def value_loss(values_BT: Tensor, old_BT: Tensor, targets_BT: Tensor, mask_BT: Tensor, *, n_tokens: int, clip: float | None) -> Tensor:
-    """Half the mean squared error over tokens; with ``clip`` the worse of it and that of values held within ``old +- clip`` (PPO)."""
+def value_loss(
+    values_BT: Tensor, old_BT: Tensor, targets_BT: Tensor, mask_BT: Tensor, *, n_tokens: int, clip: float | None
+) -> Tensor:
+    """Half the mean squared error over tokens; with ``clip`` the worse of it and that of values held within ``old +-
+    clip`` (PPO)."""
     error_BT = (values_BT - targets_BT) ** 2
     if clip is not None:
         held_BT = old_BT + (values_BT - old_BT).clamp(-clip, clip)
@@ -63,13 +68,15 @@ class TokenCritic:
 
     Args:
         policy: Whose rollouts it judges.
-        kind: ``head``: two layers on the policy's last hidden state, *detached*, so that the policy's update is the same function of the
-            advantages as in every other arm; ``network``: a copy of the policy as it is now, with a linear value output, all trained.
+        kind: ``head``: two layers on the policy's last hidden state, *detached*, so that the policy's update is the
+            same function of the advantages as in every other arm; ``network``: a copy of the policy as it is now, with
+            a linear value output, all trained.
         hidden: Width of the head's hidden layer.
         learning_rate, clip, epochs, rows: See `rollonce.training.config.CriticConfig`; ``rows`` a micro-batch.
         seed: Of the head's start.
 
-    The output layer starts at zero weights: until it has learned, every value is its bias, which the first step sets to the mean reward.
+    The output layer starts at zero weights: until it has learned, every value is its bias, which the first step sets to
+        the mean reward.
     """
 
     def __init__(
@@ -90,10 +97,13 @@ class TokenCritic:
             torch.manual_seed(seed)
             if kind == "head":
                 self.network: TransformersPolicy | None = None
-                self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+                self.head = nn.Sequential(
+                    nn.LayerNorm(width), nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1)
+                )
             elif kind == "network":
                 self.network = copy.copy(policy)
-                # In float32 whatever the policy's frozen weights are in: small updates of bfloat16 weights would be rounded away.
+                # In float32 whatever the policy's frozen weights are in: small updates of bfloat16 weights would be
+                # rounded away.
                 self.network.model = copy.deepcopy(policy.model).float().requires_grad_(True)
                 self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
             else:
@@ -148,7 +158,11 @@ class TokenCritic:
         parts = list(samples.split(self.rows))
         kept = None
         if self.network is None:
-            kept = self._seen[1] if self._seen is not None and self._seen[0] is samples else [self._hidden(part) for _, part in parts]
+            kept = (
+                self._seen[1]
+                if self._seen is not None and self._seen[0] is samples
+                else [self._hidden(part) for _, part in parts]
+            )
             self._seen = None
         n_tokens, first = samples.n_tokens, 0.0
         for epoch in range(self.epochs):

@@ -1,4 +1,5 @@
-"""The policy that comes with the package: a 0.7M-parameter Llama that solves small tasks step by step, in varied wording, and errs.
+"""The policy that comes with the package: a 0.7M-parameter Llama that solves small tasks step by step, in varied
+wording, and errs.
 
 A shipped directory, loaded by the same code as any other model. How it was made: `rollonce.policies.build_embedded`,
 `docs/embedded_policy.md`.
@@ -16,7 +17,8 @@ EMBEDDED_MAX_NEW_TOKENS = 96
 
 
 def embedded_directory() -> Path:
-    """Where the shipped model and tokenizer lie, in transformers' own format (`AutoTokenizer`, `AutoModelForCausalLM`)."""
+    """Where the shipped model and tokenizer lie, in transformers' own format (`AutoTokenizer`,
+    `AutoModelForCausalLM`)."""
     return Path(__file__).parent / "embedded_weights"
 
 
@@ -24,7 +26,8 @@ def load_embedded(**options: Any) -> TransformersPolicy:
     """The embedded policy, computing in float32 with its shipped bfloat16 weights.
 
     Args:
-        **options: Those of `TransformersPolicy.load`. Attention defaults to ``eager``, twice as fast as ``sdpa`` at this size on a CPU.
+        **options: Those of `TransformersPolicy.load`. Attention defaults to ``eager``, twice as fast as ``sdpa`` at
+            this size on a CPU.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.

@@ -2,11 +2,12 @@
 
 Two things are drawn at random for every solution:
 
-* the *wording*: an opening, what joins the steps, remarks between them, how the answer is announced. It has nothing to do with being right;
-* the *care*: a careful solution takes small steps and is right; a hasty one takes a single big step and, as hasty work is, is mostly
-  wrong: the teacher slips. So the policy knows two ways of working, and reinforcement learning has one to prefer, as in a real model that
-  can reason at length or answer at once. (Without slips, in a trial, the hasty way was about as good for half of the types at this size,
-  and 200 steps of FlashREINFORCE gained 6 points.)
+* the *wording*: an opening, what joins the steps, remarks between them, how the answer is announced. It has nothing to
+    do with being right;
+* the *care*: a careful solution takes small steps and is right; a hasty one takes a single big step and, as hasty work
+  is, is mostly wrong: the teacher slips. So the policy knows two ways of working, and reinforcement learning has one to
+  prefer, as in a real model that can reason at length or answer at once. (Without slips, in a trial, the hasty way was
+  about as good for half of the types at this size, and 200 steps of FlashREINFORCE gained 6 points.)
 """
 
 from __future__ import annotations
@@ -220,7 +221,9 @@ _WORKED: dict[str, Callable[[dict[str, Any], bool], Steps]] = {
 }
 
 
-def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: float = 0.55, hasty_right: float = 0.1) -> str:
+def worked_solution(
+    entry: dict[str, Any], rng: random.Random, careful_share: float = 0.55, hasty_right: float = 0.1
+) -> str:
     """A worked solution of a reasoning-gym entry, ending in an answer.
 
     Args:
@@ -241,7 +244,8 @@ def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: fl
     answer = entry["answer"]
     if not careful and rng.random() >= hasty_right:
         slipped = _slip(answer, rng)
-        # A slip in the step itself, where the step holds the answer ("57+87=142"): a hasty writer is at least consistent.
+        # A slip in the step itself, where the step holds the answer ("57+87=142"): a hasty writer is at least
+        # consistent.
         steps = [s[: -len(answer)] + slipped if s.endswith((f"={answer}", f"count {answer}")) else s for s in steps]
         answer = slipped
     if not careful:
@@ -260,7 +264,8 @@ def worked_solution(entry: dict[str, Any], rng: random.Random, careful_share: fl
 
 
 def entropy_of_wording() -> float:
-    """Nats of wording in a solution of two steps, a lower bound on what a perfect imitator's rollouts carry (detail not counted).
+    """Nats of wording in a solution of two steps, a lower bound on what a perfect imitator's rollouts carry (detail not
+    counted).
 
     Opening, joint, remark and closing are drawn as in `worked_solution`.
     """

@@ -1,7 +1,7 @@
 """The embedded policy's tokenizer: bytes, and the fixed phrases of its tasks and solutions as one token each.
 
-Byte level, so every text round-trips, whatever its script; phrases, so that a question of reasoning-gym is a dozen tokens rather than a
-hundred.
+Byte level, so every text round-trips, whatever its script; phrases, so that a question of reasoning-gym is a dozen
+tokens rather than a hundred.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from rollonce.policies.embedded_steps import CLOSINGS, HASTE, JOINTS, OPENINGS, 
 
 PAD, EOS, REPLY, BOS = "<|pad|>", "<|eos|>", "<|reply|>", "<|bos|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}"
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
     + REPLY
     + "{{ message['content'] }}"
     + EOS
@@ -40,10 +39,10 @@ PROMPT_PHRASES = (
     "Sort these numbers in ",
     "ascending order: ",
     "descending order: ",
-    "\nPlease follow the instruction below:\n## 1. Let all your answers be a list of numbers. "
-    "Instead of reporting your answer as -69, -13, 1, 7, 11, 43, 59, 61, use ['-69', '-13', '1', '7', '11', '43', '59', '61'] instead\n"
-    "## 2. Convert all numbers in the square brackets as strings. "
-    "For example, ['-69', '-13', '1', '7', '11', '43', '59', '61']\n",
+    "\nPlease follow the instruction below:\n## 1. Let all your answers be a list of numbers. Instead of reporting "
+    "your answer as -69, -13, 1, 7, 11, 43, 59, 61, use ['-69', '-13', '1', '7', '11', '43', '59', '61'] instead\n## "
+    "2. Convert all numbers in the square brackets as strings. For example, ['-69', '-13', '1', '7', '11', '43', '59', "
+    "'61']\n",
     "Keep all numbers ",
     "Remove all numbers ",
     "smaller than ",

@@ -1,4 +1,5 @@
-"""The policy-gradient objective, in the few lines that every arm shares. Shapes: ``_B`` rollouts, ``_T`` response tokens."""
+"""The policy-gradient objective, in the few lines that every arm shares. Shapes: ``_B`` rollouts, ``_T`` response
+tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ def token_mean(values_BT: Tensor, mask_BT: Tensor, n_tokens: int | None = None) 
     Args:
         values_BT: What to average.
         mask_BT: True where there is a response token.
-        n_tokens: The denominator, default this mask's tokens. A micro-batch gets the *whole* batch's number, so that the gradients of the
-            micro-batches add up to the batch's.
+        n_tokens: The denominator, default this mask's tokens. A micro-batch gets the *whole* batch's number, so that
+            the gradients of the micro-batches add up to the batch's.
     """
     return (values_BT * mask_BT).sum() / max(1, int(mask_BT.sum()) if n_tokens is None else n_tokens)
 
@@ -30,7 +31,8 @@ def policy_loss(
     clip: tuple[float, float] | None = None,
     weights_BT: Tensor | None = None,
 ) -> Tensor:
-    """``-mean over tokens of ratio * A``: REINFORCE when on-policy (ratio 1, which carries the gradient), PPO's surrogate with ``clip``.
+    """``-mean over tokens of ratio * A``: REINFORCE when on-policy (ratio 1, which carries the gradient), PPO's
+    surrogate with ``clip``.
 
     Args:
         log_probs_BT: Of the policy being trained, with gradient.
@@ -38,8 +40,8 @@ def policy_loss(
         advantages: One a rollout (B,) or one a token (B, T).
         mask_BT: True where there is a response token.
         n_tokens: See `token_mean`.
-        clip: ``(low, high)``: the ratio is clipped to [1 - low, 1 + high], pessimistically as in PPO (Schulman et al., 2017). None: no
-            clipping.
+        clip: ``(low, high)``: the ratio is clipped to [1 - low, 1 + high], pessimistically as in PPO (Schulman et al.,
+            2017). None: no clipping.
         weights_BT: A factor a token in place of ``1 / n_tokens`` (see `loss_weights`).
 
     Raises:
@@ -47,7 +49,8 @@ def policy_loss(
     """
     if advantages.shape not in (log_probs_BT.shape, log_probs_BT.shape[:1]):
         raise InputError(
-            f"advantages must be of shape {tuple(log_probs_BT.shape[:1])} or {tuple(log_probs_BT.shape)}, not {tuple(advantages.shape)}"
+            f"advantages must be of shape {tuple(log_probs_BT.shape[:1])} or {tuple(log_probs_BT.shape)}, not "
+            f"{tuple(advantages.shape)}"
         )
     advantages_BT = (advantages if advantages.ndim == 2 else advantages[:, None]).to(log_probs_BT)
     # Padding has log-probability 0 on both sides: its ratio is 1, finite, and masked below.
@@ -66,7 +69,8 @@ def loss_weights(mask_BT: Tensor, aggregation: str = "token-mean") -> Tensor:
 
     Args:
         mask_BT: True where there is a response token, of the *whole* batch.
-        aggregation: ``token-mean``: every token alike, long rollouts count more; ``sequence-mean``: every rollout alike.
+        aggregation: ``token-mean``: every token alike, long rollouts count more; ``sequence-mean``: every rollout
+            alike.
 
     Raises:
         InputError: another aggregation.
@@ -80,7 +84,8 @@ def loss_weights(mask_BT: Tensor, aggregation: str = "token-mean") -> Tensor:
 
 
 def k3_BT(log_probs_BT: Tensor, reference_BT: Tensor) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from sampled tokens: ``exp(d) - 1 - d``, d = reference - policy; never negative.
+    """Per-token estimate of KL(policy || reference) from sampled tokens: ``exp(d) - 1 - d``, d = reference - policy;
+    never negative.
 
     Source: Schulman 2020, "Approximating KL divergence".
     """
@@ -91,12 +96,15 @@ def k3_BT(log_probs_BT: Tensor, reference_BT: Tensor) -> Tensor:
 def bernoulli_kl_BT(log_probs_BT: Tensor, old_log_probs_BT: Tensor) -> Tensor:
     """KL between the two policies' Bernoulli distributions "this token or not", per token (nats, detached).
 
-    A lower bound of the KL over the vocabulary that needs the sampled token's probability only; FlashREINFORCE's gate compares a
-    trajectory's mean of it with delta. 0 in the padding, where both log-probabilities are 0.
+    A lower bound of the KL over the vocabulary that needs the sampled token's probability only; FlashREINFORCE's gate
+    compares a trajectory's mean of it with delta. 0 in the padding, where both log-probabilities are 0.
     """
     new, old = log_probs_BT.detach().double(), old_log_probs_BT.to(log_probs_BT.device).double()
     # log(1 - p) without cancellation; p = 1 exactly is held a hair below, or the KL would be infinite times zero.
     ceiling = -1e-12
-    rest_new, rest_old = torch.log(-torch.expm1(new.clamp(max=ceiling))), torch.log(-torch.expm1(old.clamp(max=ceiling)))
+    rest_new, rest_old = (
+        torch.log(-torch.expm1(new.clamp(max=ceiling))),
+        torch.log(-torch.expm1(old.clamp(max=ceiling))),
+    )
     p_old = old.exp()
     return (p_old * (old - new) + (1 - p_old) * (rest_old - rest_new)).clamp_(min=0.0).to(log_probs_BT.dtype)

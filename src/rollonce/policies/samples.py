@@ -1,6 +1,7 @@
 """What a policy gives back, and what a training loop may ask of one.
 
-Shapes: ``_B`` rollouts, ``_P`` prompt tokens (padded left), ``_T`` response tokens (padded right), ``_D`` hidden features.
+Shapes: ``_B`` rollouts, ``_P`` prompt tokens (padded left), ``_T`` response tokens (padded right), ``_D`` hidden
+    features.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ class Samples:
         texts: The responses as text, special tokens left out.
         prompt_ids_BP: Token ids of the rendered prompts, padded on the left.
         prompt_mask_BP: True where there is a prompt token.
-        response_ids_BT: Sampled token ids, the end-of-sequence token included where one was sampled, padded on the right.
+        response_ids_BT: Sampled token ids, the end-of-sequence token included where one was sampled, padded on the
+            right.
         response_mask_BT: True where there is a response token (the end-of-sequence token counts: it was a choice too).
-        log_probs_BT: Log-probability of each token under the distribution that it was drawn from, 0 in the padding (float32).
-        truncated_B: True where the limit came before the end-of-sequence token: its reward is 0 by rule, see `rollonce.tasks.grade`.
+        log_probs_BT: Log-probability of each token under the distribution that it was drawn from, 0 in the padding
+            (float32).
+        truncated_B: True where the limit came before the end-of-sequence token: its reward is 0 by rule, see
+            `rollonce.tasks.grade`.
         temperature: What the logits were divided by; 0 for greedy, whose log-probabilities are those at temperature 1.
     """
 
@@ -74,7 +78,8 @@ class Samples:
         return Samples(**chosen)
 
     def split(self, rows: int | None) -> Iterator[tuple[list[int], Samples]]:
-        """(positions, micro-batch) pairs of at most ``rows`` rollouts, alike in length so that little is spent on padding.
+        """(positions, micro-batch) pairs of at most ``rows`` rollouts, alike in length so that little is spent on
+        padding.
 
         Every rollout is in exactly one of them. With None, one micro-batch of all in their order.
         """
@@ -94,7 +99,8 @@ class Samples:
         """Rollouts of several calls as one batch, padded anew.
 
         Raises:
-            InputError: nothing to put together, or samples of different temperatures (their log-probabilities mean different things).
+            InputError: nothing to put together, or samples of different temperatures (their log-probabilities mean
+                different things).
         """
         if not parts:
             raise InputError("there are no samples to put together")
@@ -118,7 +124,8 @@ class Samples:
         )
 
     def with_log_probs(self, log_probs_BT: Tensor) -> Samples:
-        """The same rollouts with other behaviour log-probabilities (recomputed by the trainer, say), detached, 0 in the padding."""
+        """The same rollouts with other behaviour log-probabilities (recomputed by the trainer, say), detached, 0 in the
+        padding."""
         return replace(self, log_probs_BT=log_probs_BT.detach().float().cpu() * self.response_mask_BT)
 
 
@@ -126,7 +133,8 @@ class Evaluation(NamedTuple):
     """A policy's view of given rollouts, on its device.
 
     Attributes:
-        log_probs_BT: Log-probability of each response token at the samples' temperature, with gradient, 0 in the padding.
+        log_probs_BT: Log-probability of each response token at the samples' temperature, with gradient, 0 in the
+            padding.
         entropies_BT: Entropy (nats) of the distribution each token was drawn from, without gradient, 0 in the padding.
         mask_BT: True where there is a response token.
         hidden_BTD: Last hidden state *before* each token, which a value head may read; None unless asked for.
@@ -142,7 +150,12 @@ class Policy(Protocol):
     """What a training loop needs. `rollonce.policies.TransformersPolicy` is the one implementation with gradients."""
 
     def sample(
-        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float = 1.0, generator: torch.Generator | int | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        generator: torch.Generator | int | None = None,
     ) -> Samples:
         """One rollout a prompt."""
         ...
@@ -207,5 +220,13 @@ def to_samples(
             response_mask_BT[b, : len(response)] = True
             log_probs_BT[b, : len(response)] = torch.tensor(lps)
     return Samples(
-        prompts, texts, prompt_ids_BP, prompt_mask_BP, response_ids_BT, response_mask_BT, log_probs_BT, torch.tensor(truncated), temperature
+        prompts,
+        texts,
+        prompt_ids_BP,
+        prompt_mask_BP,
+        response_ids_BT,
+        response_mask_BT,
+        log_probs_BT,
+        torch.tensor(truncated),
+        temperature,
     )

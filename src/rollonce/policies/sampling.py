@@ -1,8 +1,9 @@
 """Sampling with the exact log-probability of every token, from any causal language model of transformers.
 
-Why not ``generate``: it draws from the global random state, so a rollout would depend on whatever ran before; its scores are processed ones
-(``min_new_tokens`` masks the end of sequence in them; ``top_k=50`` hides in the defaults); and ``torch.multinomial`` takes 0.3 s a step on
-a vocabulary of 151k at batch 64 on a CPU. Here every draw is one uniform number put through the inverse of the cumulative distribution.
+Why not ``generate``: it draws from the global random state, so a rollout would depend on whatever ran before; its
+scores are processed ones (``min_new_tokens`` masks the end of sequence in them; ``top_k=50`` hides in the defaults);
+and ``torch.multinomial`` takes 0.3 s a step on a vocabulary of 151k at batch 64 on a CPU. Here every draw is one
+uniform number put through the inverse of the cumulative distribution.
 
 Shapes: ``_B`` rollouts, ``_A`` those not yet ended, ``_P`` prompt tokens, ``_T`` response tokens, ``_V`` vocabulary.
 """
@@ -17,7 +18,8 @@ from torch import Tensor
 
 
 class Drawn(NamedTuple):
-    """Response ids (padded right with the pad id), mask, log-probabilities and the truncation flag, on the model's device."""
+    """Response ids (padded right with the pad id), mask, log-probabilities and the truncation flag, on the model's
+    device."""
 
     ids_BT: Tensor
     mask_BT: Tensor
@@ -28,8 +30,8 @@ class Drawn(NamedTuple):
 def inverse_cdf(log_probs_AV: Tensor, uniform_A: Tensor) -> Tensor:
     """The token whose stretch of the cumulative distribution holds ``uniform_A`` (values in [0, 1)), for each row (A,).
 
-    Summed in float64: with float32 the rounding of a 151k-term sum is as large as the probability of a rare token. A token of probability
-        0 is
+    Summed in float64: with float32 the rounding of a 151k-term sum is as large as the probability of a rare token. A
+        token of probability 0 is
     never drawn: its stretch is empty.
 
     >>> inverse_cdf(torch.log(torch.tensor([[0.5, 0.0, 0.5]])), torch.tensor([0.5])).tolist()
@@ -60,7 +62,8 @@ def draw(
         prompt_ids_BP, prompt_mask_BP: Prompts and their mask, on the model's device.
         max_new_tokens: T at most.
         temperature: 0 for greedy, else what logits are divided by.
-        uniform_BT: Row b's token t is drawn with ``uniform_BT[b, t]``, whatever the rest of the batch does; None for greedy.
+        uniform_BT: Row b's token t is drawn with ``uniform_BT[b, t]``, whatever the rest of the batch does; None for
+            greedy.
         eos_ids: Tokens that end a rollout (kept as its last token).
         pad_id: What fills the rest.
     """
@@ -102,7 +105,12 @@ def draw(
         if 2 * int(going_A.sum()) <= len(rows_A) and hasattr(cache, "batch_select_indices"):
             keep = going_A.nonzero().squeeze(1)
             cache.batch_select_indices(keep)
-            rows_A, token_A, position_A, attention_AL = rows_A[keep], token_A[keep], position_A[keep], attention_AL[keep]
+            rows_A, token_A, position_A, attention_AL = (
+                rows_A[keep],
+                token_A[keep],
+                position_A[keep],
+                attention_AL[keep],
+            )
         attention_AL = torch.cat([attention_AL, attention_AL.new_ones((len(rows_A), 1))], dim=1)
         inputs = {"input_ids": token_A[:, None], "position_ids": position_A[:, None], "past_key_values": cache}
     T = max(1, int(mask_BT.sum(dim=1).max()))

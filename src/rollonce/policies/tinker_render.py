@@ -1,4 +1,5 @@
-"""How a prompt becomes tokens for a service that takes tokens alone: the renderer is always named, never guessed from the model."""
+"""How a prompt becomes tokens for a service that takes tokens alone: the renderer is always named, never guessed from
+the model."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def make_renderer(name: str, tokenizer: Any, *, system: str | None = None) -> Re
     """One of the renderers there are.
 
     Args:
-        name: ``text``: the prompt's own tokens, with the special ones that the tokenizer puts around a text. ``chat``: the tokenizer's chat
-            template with the prompt as the user's message. ``cookbook:NAME``: tinker-cookbook's renderer NAME (role_colon, qwen3 ...).
+        name: ``text``: the prompt's own tokens, with the special ones that the tokenizer puts around a text. ``chat``:
+            the tokenizer's chat template with the prompt as the user's message. ``cookbook:NAME``: tinker-cookbook's
+            renderer NAME (role_colon, qwen3 ...).
         tokenizer: A transformers tokenizer.
         system: A system message, for the last two.
 
@@ -47,14 +49,18 @@ def make_renderer(name: str, tokenizer: Any, *, system: str | None = None) -> Re
         raise InputError("the tokenizer names no end-of-sequence token, so no rollout of this model could ever end")
     if name == "text":
         if system is not None:
-            raise InputError("the renderer text has no place for a system message; use chat, or put it into the prompt template")
+            raise InputError(
+                "the renderer text has no place for a system message; use chat, or put it into the prompt template"
+            )
         return Renderer(name, lambda prompt: tokenizer(prompt)["input_ids"], [int(eos)])
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the tokenizer has no chat template; use the renderer text, or cookbook:NAME")
     before = [] if system is None else [{"role": "system", "content": system}]
 
     def encode(prompt: str) -> Sequence[int]:
-        text = tokenizer.apply_chat_template([*before, {"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [*before, {"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
         # The template writes the special tokens itself; adding them again would double the first.
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 

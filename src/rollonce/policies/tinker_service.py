@@ -1,8 +1,10 @@
-"""A connection to a Tinker-compatible service (Tinker, Modal's Spindle, SkyRL's server ...) that fails in sentences and in bounded time.
+"""A connection to a Tinker-compatible service (Tinker, Modal's Spindle, SkyRL's server ...) that fails in sentences and
+in bounded time.
 
-The SDK retries on its own, with backoff: some requests for five minutes, sampling for two hours, the fetching of a result for ever. That
-is right for a busy service and wrong for one that isn't there. So every call runs beside a watch, which asks the service's ``healthz`` and
-gives up when it has not been well for ``patience_s`` on end, or when one call has taken ``timeout_s``.
+The SDK retries on its own, with backoff: some requests for five minutes, sampling for two hours, the fetching of a
+result for ever. That is right for a busy service and wrong for one that isn't there. So every call runs beside a watch,
+which asks the service's ``healthz`` and gives up when it has not been well for ``patience_s`` on end, or when one call
+has taken ``timeout_s``.
 """
 
 from __future__ import annotations
@@ -40,9 +42,14 @@ def api_key() -> str | None:
     if not key:
         if os.environ.get("TINKER_CREDENTIAL_CMD"):
             return None
-        raise InputError("no key for the Tinker-compatible service: set TINKER_API_KEY (a server that checks none takes tml-dummy)")
+        raise InputError(
+            "no key for the Tinker-compatible service: set TINKER_API_KEY (a server that checks none takes tml-dummy)"
+        )
     if not key.startswith(("tml-", "eyJ")):
-        raise InputError("the key in TINKER_API_KEY does not start with tml-, which the tinker SDK insists on; check what was exported")
+        raise InputError(
+            "the key in TINKER_API_KEY does not start with tml-, which the tinker SDK insists on; check what was "
+            "exported"
+        )
     return key
 
 
@@ -61,7 +68,9 @@ def load_sdk() -> Any:
     try:
         import tinker  # type: ignore
     except ModuleNotFoundError as error:
-        raise MissingExtraError("a Tinker-compatible service", (error.name or "tinker").partition(".")[0], "tinker") from error
+        raise MissingExtraError(
+            "a Tinker-compatible service", (error.name or "tinker").partition(".")[0], "tinker"
+        ) from error
     return tinker
 
 
@@ -70,16 +79,24 @@ class TinkerService:
 
     Args:
         base_url: Its address, default ``TINKER_BASE_URL``, default the SDK's own (Thinking Machines').
-        patience_s: Seconds that it may be unreachable, or answer its health check with 429 or 5xx, before a call is given up.
+        patience_s: Seconds that it may be unreachable, or answer its health check with 429 or 5xx, before a call is
+            given up.
         timeout_s: Seconds that one call may take altogether.
         connect_s: Seconds to try at the very start, where a wrong address is likelier than a busy server.
     """
 
     def __init__(
-        self, base_url: str | None = None, *, patience_s: float = 120.0, timeout_s: float = 3600.0, connect_s: float = 10.0
+        self,
+        base_url: str | None = None,
+        *,
+        patience_s: float = 120.0,
+        timeout_s: float = 3600.0,
+        connect_s: float = 10.0,
     ) -> None:
         if not (patience_s > 0 and timeout_s > 0 and connect_s > 0):
-            raise InputError(f"patience_s, timeout_s and connect_s must be positive, not {patience_s}, {timeout_s} and {connect_s}")
+            raise InputError(
+                f"patience_s, timeout_s and connect_s must be positive, not {patience_s}, {timeout_s} and {connect_s}"
+            )
         self.url = (base_url or os.environ.get("TINKER_BASE_URL") or "").rstrip("/") or None
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise InputError(f"the service's address must begin with http:// or https://; {self.url!r} does not")
@@ -93,7 +110,8 @@ class TinkerService:
 
     @property
     def client(self) -> Any:
-        """The SDK's ServiceClient, with a session that is open: a wrong key is known here, before anything is asked of it."""
+        """The SDK's ServiceClient, with a session that is open: a wrong key is known here, before anything is asked of
+        it."""
         if self._client is None:
             api_key()
             tinker = load_sdk()
@@ -109,7 +127,8 @@ class TinkerService:
         return self._client
 
     def trouble(self, timeout: float = 5.0) -> str | None:
-        """What is wrong with the service's health check now; None if it is well (or has no address of its own to ask)."""
+        """What is wrong with the service's health check now; None if it is well (or has no address of its own to
+        ask)."""
         if self.url is None:
             return None
         try:
@@ -127,8 +146,8 @@ class TinkerService:
         while (trouble := self.trouble()) is not None:
             if time.monotonic() + pause > deadline:
                 raise ServiceError(
-                    f"no Tinker-compatible service at {self.name}: {trouble} (tried for {seconds:g} s). Start it, or correct --base-url or"
-                    " TINKER_BASE_URL"
+                    f"no Tinker-compatible service at {self.name}: {trouble} (tried for {seconds:g} s). Start it, or "
+                    "correct --base-url or TINKER_BASE_URL"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 4.0)
@@ -168,12 +187,14 @@ class TinkerService:
                 if unwell_since is not None and now - unwell_since >= self.patience_s:
                     raise ServiceError(
                         f"the service at {self.name} went away during {what}: {trouble} for {self.patience_s:g} s."
-                        " What it was doing may or may not have happened; start it again and resume from the last checkpoint"
+                        " What it was doing may or may not have happened; start it again and resume from the last "
+                        "checkpoint"
                     ) from None
                 if now - began >= self.timeout_s:
                     raise ServiceError(
-                        f"{what} at {self.name} has taken {self.timeout_s:g} s and is given up; the service answers its health check, so"
-                        " it may only be overloaded: resume from the last checkpoint, with a longer timeout_s if need be"
+                        f"{what} at {self.name} has taken {self.timeout_s:g} s and is given up; the service answers "
+                        "its health check, so it may only be overloaded: resume from the last checkpoint, with a "
+                        "longer timeout_s if need be"
                     ) from None
             except InputError:
                 raise
@@ -185,14 +206,21 @@ class TinkerService:
         said = without_key(str(error).strip()).splitlines()
         detail = f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
         if status in (401, 403):
-            text = f"the service at {self.name} refuses the key in TINKER_API_KEY ({status}); check the key and what it may use"
+            text = (
+                f"the service at {self.name} refuses the key in TINKER_API_KEY ({status}); check the key and what it "
+                "may use"
+            )
         elif status == 402:
             text = f"the service at {self.name} wants payment first (402) during {what}: {detail}"
         elif status == 404:
-            text = f"the service at {self.name} does not know what {what} asked for (restarted? then resume from a checkpoint): {detail}"
+            text = (
+                f"the service at {self.name} does not know what {what} asked for (restarted? then resume from a "
+                f"checkpoint): {detail}"
+            )
         elif status == 429 or (isinstance(status, int) and status >= 500):
             text = (
-                f"the service at {self.name} answered {status} to {what}, again and again: {detail}. Resume from the last checkpoint later"
+                f"the service at {self.name} answered {status} to {what}, again and again: {detail}. Resume from the "
+                "last checkpoint later"
             )
         else:
             text = f"{what} failed at {self.name}: {detail}"
@@ -225,7 +253,8 @@ class TinkerService:
 
 
 def settle(value: Any) -> Any:
-    """What a call came to: SDK 0.24 returns clients where 0.38 returns futures of them, so wait where there is something to wait for."""
+    """What a call came to: SDK 0.24 returns clients where 0.38 returns futures of them, so wait where there is
+    something to wait for."""
     depth = 0
     while hasattr(value, "result") and callable(value.result) and depth < 3:
         value, depth = value.result(), depth + 1

@@ -1,5 +1,5 @@
-"""Any causal language model of transformers as a policy: directory or hub id, full or LoRA, CPU or GPU. The embedded one is no
-exception."""
+"""Any causal language model of transformers as a policy: directory or hub id, full or LoRA, CPU or GPU. The embedded
+one is no exception."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class LoraSettings:
 
 
 def _without_dropout(model: Any) -> Any:
-    """Switch every dropout off: with it the log-probabilities in the loss would not be those of the policy that sampled."""
+    """Switch every dropout off: with it the log-probabilities in the loss would not be those of the policy that
+    sampled."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -61,14 +62,18 @@ def _load_model(source: str, dtype: torch.dtype, attention: str | None, local_on
     source = str(path) if path.is_dir() else source
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     try:
-        # The configuration first: what is not on this machine fails here at once, rather than after transformers has looked for adapters on
-        # the hub, which it does whatever local_files_only says unless told so a second time.
+        # The configuration first: what is not on this machine fails here at once, rather than after transformers has
+        # looked for adapters on the hub, which it does whatever local_files_only says unless told so a second time.
         config = AutoConfig.from_pretrained(source, local_files_only=local_only)
         options["adapter_kwargs"] = {"local_files_only": local_only}
-        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, local_files_only=local_only, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, local_files_only=local_only, **options
+        )
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_only)
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"no causal language model can be loaded from {source!r}: {str(error).splitlines()[0]}") from error
+        raise InputError(
+            f"no causal language model can be loaded from {source!r}: {str(error).splitlines()[0]}"
+        ) from error
     return model, tokenizer
 
 
@@ -79,11 +84,12 @@ class TransformersPolicy:
         model: A transformers causal language model (or a peft model of one).
         tokenizer: Its tokenizer.
         device: Where it runs.
-        autocast: Run the forward passes in bfloat16 over float32 weights (wants a GPU, or a CPU with bf16 instructions).
+        autocast: Run the forward passes in bfloat16 over float32 weights (wants a GPU, or a CPU with bf16
+            instructions).
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         sample_rows: Prompts sampled at once, None for all.
-        prompt_template: ``{prompt}`` with what the model should be told besides, before the chat template ("... Put the answer in
-            \\boxed{{}}.").
+        prompt_template: ``{prompt}`` with what the model should be told besides, before the chat template ("... Put the
+            answer in \\boxed{{}}.").
         system: A system message for models with a chat template.
         base: Where the frozen weights under a LoRA came from, noted when saving.
 
@@ -136,10 +142,12 @@ class TransformersPolicy:
 
         Args:
             source: Directory or hub id.
-            lora: Train adapters and freeze the rest; None trains everything (or the adapters that ``source`` already holds).
+            lora: Train adapters and freeze the rest; None trains everything (or the adapters that ``source`` already
+                holds).
             device: ``cpu``, ``cuda`` ...
-            bf16: Compute in bfloat16. Full training keeps float32 weights under autocast, since updates of a small rate vanish in bfloat16
-                weights; under LoRA the frozen weights are stored in bfloat16 as well, the adapters in float32.
+            bf16: Compute in bfloat16. Full training keeps float32 weights under autocast, since updates of a small rate
+                vanish in bfloat16 weights; under LoRA the frozen weights are stored in bfloat16 as well, the adapters
+                in float32.
             attention: transformers' ``attn_implementation``.
             local_only: Never ask the hub. Set it False to download an id.
             **options: `TransformersPolicy`'s own.
@@ -180,7 +188,13 @@ class TransformersPolicy:
             # Adapters draw their start from the global state; keep the caller's as it was.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(lora.seed)
-                config = LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore
+                config = LoraConfig(
+                    r=lora.rank,
+                    lora_alpha=alpha,  # type: ignore[arg-type]
+                    lora_dropout=0.0,
+                    target_modules=targets,
+                    task_type="CAUSAL_LM",
+                )
                 wrapped = get_peft_model(model, config)
         if hasattr(wrapped, "enable_input_require_grads"):
             wrapped.enable_input_require_grads()  # else gradient checkpointing finds no path to the adapters
@@ -238,10 +252,10 @@ class TransformersPolicy:
             prompts: B texts.
             max_new_tokens: Limit; a rollout that meets it without an end-of-sequence token is truncated.
             temperature: What logits are divided by; 0 for greedy.
-            generator: A CPU generator, or a seed; None draws a seed from torch's global state. B x max_new_tokens numbers are taken from
-                it whatever the rollouts turn out to be, so the state after a call is known and a resumed run goes on alike.
-                A sequence of B seeds gives each rollout its own: then it does not depend on which others are asked for with it, but for
-                the rounding of a forward pass over another batch.
+            generator: A CPU generator, or a seed; None draws a seed from torch's global state. B x max_new_tokens
+                numbers are taken from it whatever the rollouts turn out to be, so the state after a call is known and a
+                resumed run goes on alike. A sequence of B seeds gives each rollout its own: then it does not depend on
+                which others are asked for with it, but for the rounding of a forward pass over another batch.
 
         Raises:
             InputError: no prompts, an empty one, a limit below 1 or a negative temperature.
@@ -249,7 +263,9 @@ class TransformersPolicy:
         if not prompts:
             raise InputError("there are no prompts to sample from")
         if max_new_tokens < 1 or not temperature >= 0:
-            raise InputError(f"max_new_tokens must be at least 1 and temperature at least 0, not {max_new_tokens} and {temperature}")
+            raise InputError(
+                f"max_new_tokens must be at least 1 and temperature at least 0, not {max_new_tokens} and {temperature}"
+            )
         uniform_BT = None
         if temperature > 0:
             if generator is None:
@@ -280,16 +296,19 @@ class TransformersPolicy:
                     pad_id=self.pad_id,
                 )
             ids_BT, mask_BT, log_probs_BT, truncated_B = (x.cpu() for x in drawn)
-            texts = [self.tokenizer.decode(i[m], skip_special_tokens=True) for i, m in zip(ids_BT, mask_BT, strict=True)]
+            texts = [
+                self.tokenizer.decode(i[m], skip_special_tokens=True) for i, m in zip(ids_BT, mask_BT, strict=True)
+            ]
             parts.append(Samples(some, texts, ids_BP, mask_BP, ids_BT, mask_BT, log_probs_BT, truncated_B, temperature))
         return parts[0] if len(parts) == 1 else Samples.concatenate(parts)
 
     def evaluate(self, samples: Samples, *, hidden: bool = False) -> Evaluation:
-        """Log-probabilities (with gradient, unless under ``torch.no_grad``) and entropies of given rollouts, all in one forward pass.
+        """Log-probabilities (with gradient, unless under ``torch.no_grad``) and entropies of given rollouts, all in one
+        forward pass.
 
         For micro-batches call it on the parts of `Samples.split` and give each loss the whole batch's token count.
-        Prompt and response stand end to end and are padded on the right: causal attention then needs no mask, which is faster, and the
-            padding
+        Prompt and response stand end to end and are padded on the right: causal attention then needs no mask, which is
+            faster, and the padding
         cannot reach a token before it.
         """
         length_B = samples.prompt_mask_BP.sum(dim=1)
@@ -298,16 +317,24 @@ class TransformersPolicy:
         ids_BL = torch.full((len(samples), L), self.pad_id, dtype=torch.long)
         for b, n in enumerate(length_B.tolist()):
             row = torch.cat(
-                [samples.prompt_ids_BP[b, samples.prompt_ids_BP.shape[1] - n :], samples.response_ids_BT[b, samples.response_mask_BT[b]]]
+                [
+                    samples.prompt_ids_BP[b, samples.prompt_ids_BP.shape[1] - n :],
+                    samples.response_ids_BT[b, samples.response_mask_BT[b]],
+                ]
             )
             ids_BL[b, : len(row)] = row
-        # Logits only from the last token of the shortest prompt on: at 151k words a vocabulary the rest would be most of the memory.
+        # Logits only from the last token of the shortest prompt on: at 151k words a vocabulary the rest would be most
+        # of the memory.
         first = int(length_B.min()) - 1
         take_BT = (length_B[:, None] - 1 - first + torch.arange(T)).clamp_(max=L - first - 1).to(self.device)
         self.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with self._autocast():
             output = self.model(
-                input_ids=ids_BL.to(self.device), use_cache=False, logits_to_keep=L - first, output_hidden_states=hidden, return_dict=True
+                input_ids=ids_BL.to(self.device),
+                use_cache=False,
+                logits_to_keep=L - first,
+                output_hidden_states=hidden,
+                return_dict=True,
             )
         self.model.eval()
         mask_BT = samples.response_mask_BT.to(self.device)
@@ -359,20 +386,24 @@ class TransformersPolicy:
         mine = dict(self.named_parameters())
         if mine.keys() != state.keys():
             odd = sorted(mine.keys() ^ state.keys())
-            raise InputError(f"the checkpoint is of another policy: {len(odd)} trained tensors differ in name, {odd[0]!r} among them")
+            raise InputError(
+                f"the checkpoint is of another policy: {len(odd)} trained tensors differ in name, {odd[0]!r} among them"
+            )
         with torch.no_grad():
             for name, parameter in mine.items():
                 parameter.copy_(state[name])
 
     def frozen_copy(self) -> TransformersPolicy:
-        """This policy as it is now, untrainable: the reference of a KL penalty, or the stale policy of an off-policy lag."""
+        """This policy as it is now, untrainable: the reference of a KL penalty, or the stale policy of an off-policy
+        lag."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model).requires_grad_(False).eval()
         other.gradient_checkpointing = False
         return other
 
     def save(self, directory: str | Path) -> None:
-        """Model (or adapters) and tokenizer as transformers and peft write them, so that others can load them without rollonce."""
+        """Model (or adapters) and tokenizer as transformers and peft write them, so that others can load them without
+        rollonce."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(directory)

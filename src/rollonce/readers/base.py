@@ -1,8 +1,8 @@
 """What every reader shares: a row, a block of rows, the options, and the class that a format is.
 
-A *format* is one file that knows one writer: `sniff` recognises its files by looking at them, `rows` turns one record into rollouts.
-Reading lines, checking values, skipping bad rows and grouping into tasks happen once, outside the formats (``jsonl.py``, ``table.py``,
-``read.py``).
+A *format* is one file that knows one writer: `sniff` recognises its files by looking at them, `rows` turns one record
+into rollouts. Reading lines, checking values, skipping bad rows and grouping into tasks happen once, outside the
+formats (``jsonl.py``, ``table.py``, ``read.py``).
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class ColumnSpec(NamedTuple):
         if self.pattern is not None:
             match = self.pattern.search(str(value))
             if match is None:
-                raise InputError(f"the column {self.name!r}: {self.pattern.pattern!r} matches nothing in {str(value)[:80]!r}")
+                raise InputError(
+                    f"the column {self.name!r}: {self.pattern.pattern!r} matches nothing in {str(value)[:80]!r}"
+                )
             return match.group(1) if self.pattern.groups else match.group(0)
         if not isinstance(value, str | int | float | bool):
             raise InputError(f"the column {self.name!r} must hold text or numbers, not {kind_of(value)}")
@@ -139,10 +141,12 @@ class Format(ABC):
         return json_blocks(path, reject, options.state.get("tell"))
 
     def start(self, path: Path, options: Options) -> None:  # noqa: B027 - optional: most formats need nothing
-        """Called before the rows of each file: what a format needs to know of the file as a whole goes into ``options.state``."""
+        """Called before the rows of each file: what a format needs to know of the file as a whole goes into
+        ``options.state``."""
 
     def same_rollout(self, record: Any) -> str | None:
-        """For logs that write one rollout as several rows in a row: what its rows have in common. None: each row stands for itself."""
+        """For logs that write one rollout as several rows in a row: what its rows have in common. None: each row stands
+        for itself."""
         return None
 
     def merge(self, first: Any, last: Any) -> Any:
@@ -168,19 +172,27 @@ class Format(ABC):
                         row = _override(row, record, options)
                     values = [column.value(record, row) for column in options.columns]
                     out.lines.append(line)
-                    for target, value in zip((out.prompts, out.rewards, out.tasks, out.rollouts, out.lengths, out.steps), row, strict=True):
+                    for target, value in zip(
+                        (out.prompts, out.rewards, out.tasks, out.rollouts, out.lengths, out.steps), row, strict=True
+                    ):
                         target.append(value)  # pyright: ignore[reportOptionalMemberAccess]
                     for column, value in zip(options.columns, values, strict=True):
                         out.columns[column.name].append(value)
             except InputError as error:
                 reject(file, line, error.message)
             except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
-                reject(file, line, f"not a row of the format {self.name!r} ({type(error).__name__}: {str(error)[:120]}); {keys_of(record)}")
+                reject(
+                    file,
+                    line,
+                    f"not a row of the format {self.name!r} ({type(error).__name__}: {str(error)[:120]}); "
+                    f"{keys_of(record)}",
+                )
         return out
 
 
 class Merger:
-    """Makes one record of the rows that are one rollout; it holds the last one back, as the next block may go on with it."""
+    """Makes one record of the rows that are one rollout; it holds the last one back, as the next block may go on with
+    it."""
 
     def __init__(self, reader: Format) -> None:
         self._reader = reader
@@ -256,7 +268,9 @@ def keys_of(record: Any) -> str:
     if not isinstance(record, Mapping):
         return f"it is {kind_of(record)}, not an object with keys"
     keys = [str(k)[:40] for k in record]
-    return "it has " + (", ".join(keys[:20]) + (f" and {len(keys) - 20} more" if len(keys) > 20 else "") or "no keys at all")
+    return "it has " + (
+        ", ".join(keys[:20]) + (f" and {len(keys) - 20} more" if len(keys) > 20 else "") or "no keys at all"
+    )
 
 
 def kind_of(value: Any) -> str:

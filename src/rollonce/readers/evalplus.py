@@ -1,15 +1,15 @@
 """Result files that are one JSON document without prompts: EvalPlus and AutomationBench.
 
-EvalPlus (evalplus/evaluate.py, 0.3.1): ``{"date", "hash", "eval": {task_id: [{base_status, plus_status, ...}, ...]}}``. A sample counts
-as passed when it passes the base and the extra tests (``reward="base"``: the base tests alone).
+EvalPlus (evalplus/evaluate.py, 0.3.1): ``{"date", "hash", "eval": {task_id: [{base_status, plus_status, ...}, ...]}}``.
+A sample counts as passed when it passes the base and the extra tests (``reward="base"``: the base tests alone).
 
-AutomationBench (``auto-bench --export-json``): ``{"meta", "summary", "tasks": [{name, score, passed, messages, ...}]}``, one rollout a
-task; give the exports of several runs of one model. The reward is ``score``, the share of assertions met (``reward="passed"``: all of
-them).
+AutomationBench (``auto-bench --export-json``): ``{"meta", "summary", "tasks": [{name, score, passed, messages,
+...}]}``, one rollout a task; give the exports of several runs of one model. The reward is ``score``, the share of
+assertions met (``reward="passed"``: all of them).
 
-The prompts are joined from the benchmark's own file by ``task_id`` (HumanEvalPlus.jsonl, MbppPlus.jsonl); AutomationBench exports that
-keep their ``messages`` need no join. ``join="none"`` says that there are no prompts: each task's id then stands for its prompt, which is
-enough for LOO, trackers and oracles, and meaningless to any kernel.
+The prompts are joined from the benchmark's own file by ``task_id`` (HumanEvalPlus.jsonl, MbppPlus.jsonl);
+AutomationBench exports that keep their ``messages`` need no join. ``join="none"`` says that there are no prompts: each
+task's id then stands for its prompt, which is enough for LOO, trackers and oracles, and meaningless to any kernel.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Document(Format):
             return task
         if "join" not in options.state:
             raise InputError(
-                f"{self.name} results hold no prompts; join the benchmark's own file by task_id (join=, --join: rows with 'task_id' and "
-                f"'prompt'), or say join={NO_PROMPTS!r} if baselines that read no prompt are enough"
+                f"{self.name} results hold no prompts; join the benchmark's own file by task_id (join=, --join: rows "
+                f"with 'task_id' and 'prompt'), or say join={NO_PROMPTS!r} if baselines that read no prompt are enough"
             )
         return options.state["join"].find({"task_id": task, "name": task}).prompt
 

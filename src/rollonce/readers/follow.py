@@ -68,19 +68,23 @@ def follow(
 ) -> Iterator[Rows]:
     """Read a JSON Lines log from its beginning and then whatever is appended to it.
 
-    A last line without its newline is held back until the newline comes (or until ``stop``, when it is read if it is whole). The path may
-    be a file, or a directory or glob in which files keep appearing (verl and prime-rl write one a step); it need not exist yet.
+    A last line without its newline is held back until the newline comes (or until ``stop``, when it is read if it is
+    whole). The path may be a file, or a directory or glob in which files keep appearing (verl and prime-rl write one a
+    step); it need not exist yet.
 
     Args:
-        path: What to follow. Options up to ``max_prompt_chars`` are those of `read_rollouts`; copies of a rollout are not looked for.
+        path: What to follow. Options up to ``max_prompt_chars`` are those of `read_rollouts`; copies of a rollout are
+            not looked for.
         poll: Seconds to wait when there is nothing new.
-        stop: Asked whenever there is nothing new; True ends the stream after what is there has been read. None: go on for ever.
+        stop: Asked whenever there is nothing new; True ends the stream after what is there has been read. None: go on
+            for ever.
 
     Yields:
         `Rows`, at most a few hundred kilobytes of log at a time.
 
     Raises:
-        InputError: for what `read_rollouts` would raise for, for a format that is no JSON Lines, for gzip, and if a file shrinks.
+        InputError: for what `read_rollouts` would raise for, for a format that is no JSON Lines, for gzip, and if a
+            file shrinks.
     """
     options = Options(
         prompt_key,
@@ -95,7 +99,9 @@ def follow(
         split,
         filter,
     )
-    forced = format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
+    forced = (
+        format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
+    )
     stream = _Stream(options, forced, TableBuilder(skip_bad_rows=skip_bad_rows, max_prompt_chars=max_prompt_chars))
     while True:
         last = stop is not None and stop()
@@ -152,7 +158,9 @@ class _Stream:
         with open(file, "rb") as f:
             if not reader.streams or f.read(2) == b"\x1f\x8b" or look.kind not in ("jsonl", "json"):
                 raise InputError(
-                    f"only JSON Lines can be followed, not {reader.name} as {look.kind or 'gzip'}; read it when it is written", file=file
+                    f"only JSON Lines can be followed, not {reader.name} as {look.kind or 'gzip'}; read it when it is "
+                    "written",
+                    file=file,
                 )
         self.options.state["probe"] = look
         return _Tail(file, reader)
@@ -189,7 +197,9 @@ class _Tail:
     def new_lines(self, finish: bool) -> Iterator[tuple[int, int, bytes]]:
         size = os.stat(self.path).st_size
         if size < self.offset:
-            raise InputError(f"the file shrank from {self.offset:,} to {size:,} bytes while it was followed", file=self.path)
+            raise InputError(
+                f"the file shrank from {self.offset:,} to {size:,} bytes while it was followed", file=self.path
+            )
         with open(self.path, "rb") as f:
             f.seek(self.offset)
             rest = b""

@@ -1,6 +1,7 @@
 """Anyone's own rollouts: JSON Lines, one JSON list, CSV or parquet, one rollout a row, under keys that can be named.
 
-Keys that are not named are looked for under the usual names below; what is found in the first file holds for all of them.
+Keys that are not named are looked for under the usual names below; what is found in the first file holds for all of
+them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Generic(Format):
 
     def sniff(self, probe: Probe) -> bool:
         """A row with something like a prompt and something like a reward."""
-        return isinstance(probe.record, dict) and all(any(k in probe.record for k in USUAL[w]) for w in ("prompt", "reward"))
+        return isinstance(probe.record, dict) and all(
+            any(k in probe.record for k in USUAL[w]) for w in ("prompt", "reward")
+        )
 
     def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Blocks of rows of the file, whichever of the four kinds it is."""
@@ -66,12 +69,23 @@ class Generic(Format):
         values: dict[str, Any] = {}
         for what, key in keys.items():
             value = lookup(record, key)
-            if value is None and what in ("prompt", "reward", "task") and not (isinstance(record, dict) and key in record):
+            if (
+                value is None
+                and what in ("prompt", "reward", "task")
+                and not (isinstance(record, dict) and key in record)
+            ):
                 raise InputError(f"no key {key!r} in this row; {keys_of(record)}")
             if value is None and what == "task":
                 raise InputError(f"the task id ({key!r}) is null; it must be text or a number")
             values[what] = value
-        yield Row(values["prompt"], values["reward"], values.get("task"), values.get("rollout"), values.get("length"), values.get("step"))
+        yield Row(
+            values["prompt"],
+            values["reward"],
+            values.get("task"),
+            values.get("rollout"),
+            values.get("length"),
+            values.get("step"),
+        )
 
     def keys(self, record: Any, options: Options) -> dict[str, str]:
         """Which key holds what: named by the user, else guessed once from the first row.
@@ -115,7 +129,9 @@ class Generic(Format):
             columns = {c.name: list(map(itemgetter(c.key), records)) for c in options.columns}
         except (KeyError, TypeError, IndexError):
             return super().block(file, lines, records, options, reject)
-        if any({type(v) for v in values} - {str, int, float, bool} for values in columns.values()) or None in got.get("task", ()):
+        if any({type(v) for v in values} - {str, int, float, bool} for values in columns.values()) or None in got.get(
+            "task", ()
+        ):
             return super().block(file, lines, records, options, reject)
         maybe = {w: _each(records, k) for w, k in keys.items() if w not in need}
         return Block(
@@ -194,7 +210,8 @@ def _decoded(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"not UTF-8: byte {error.start + 1} of the file is 0x{data[error.start]:02x}; save it as UTF-8 (iconv -f LATIN1 -t UTF-8)",
+            f"not UTF-8: byte {error.start + 1} of the file is 0x{data[error.start]:02x}; save it as UTF-8 (iconv -f "
+            "LATIN1 -t UTF-8)",
             file=path,
             line=line,
         ) from None

@@ -1,7 +1,8 @@
 """Inspect AI's ``.eval`` logs (and its JSON logs), through Inspect's own reader: extra ``inspect``.
 
-The scorer is named with ``reward=`` where a log has several; ``scorer.key`` picks one value of a scorer that gives several. The letters
-of Inspect's own metrics count as C 1, P 0.5, I 0, N 0. Epochs are the repeats. Samples that ended in an error are bad rows.
+The scorer is named with ``reward=`` where a log has several; ``scorer.key`` picks one value of a scorer that gives
+several. The letters of Inspect's own metrics count as C 1, P 0.5, I 0, N 0. Epochs are the repeats. Samples that ended
+in an error are bad rows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Inspect(Format):
             options.state["run"] = header.eval.run_id + "/" + header.eval.task_id
             options.state["task"] = header.eval.task
             samples = read_eval_log_samples(
-                str(path), all_samples_required=False, resolve_attachments="core", exclude_fields={"events", "store", "messages"}
+                str(path),
+                all_samples_required=False,
+                resolve_attachments="core",
+                exclude_fields={"events", "store", "messages"},
             )
             number = 1
             while batch := list(islice(samples, 64)):
@@ -56,15 +60,22 @@ class Inspect(Format):
     def rows(self, record: Any, options: Options) -> Iterable[Row]:
         """One sample of one epoch."""
         if record["error"]:
-            raise InputError(f"this sample ended in an error ({record['error'][:80]}); skip_bad_rows passes over such rows")
+            raise InputError(
+                f"this sample ended in an error ({record['error'][:80]}); skip_bad_rows passes over such rows"
+            )
         task = f"{options.state['task']}/{record['id']}"
         yield Row(
-            record["input"], _score(record["scores"], options.reward), task, f"{options.state['run']}/{record['epoch']}", record["length"]
+            record["input"],
+            _score(record["scores"], options.reward),
+            task,
+            f"{options.state['run']}/{record['epoch']}",
+            record["length"],
         )
 
 
 def _plain(sample: Any) -> dict[str, Any]:
-    """The parts of Inspect's sample that are needed, as plain values; columns are looked up in it (``metadata.level``)."""
+    """The parts of Inspect's sample that are needed, as plain values; columns are looked up in it
+    (``metadata.level``)."""
     text = sample.input
     if not isinstance(text, str):
         text = [{"role": m.role, "content": m.text} for m in text]
@@ -97,7 +108,8 @@ def _score(scores: dict[str, Any], wanted: str | None) -> Any:
     if isinstance(value, dict):
         if key is None:
             raise InputError(
-                f"the scorer {wanted!r} gives several values ({', '.join(value)}); name one, as in reward='{wanted}.{next(iter(value))}'"
+                f"the scorer {wanted!r} gives several values ({', '.join(value)}); name one, as in "
+                f"reward='{wanted}.{next(iter(value))}'"
             )
         value = value.get(key)
     if isinstance(value, str):

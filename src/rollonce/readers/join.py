@@ -22,7 +22,8 @@ class Joined(NamedTuple):
 
 
 class Join:
-    """A join file: rows with ``prompt`` (and maybe ``task_id``) and some of the keys by which the log's rows find theirs.
+    """A join file: rows with ``prompt`` (and maybe ``task_id``) and some of the keys by which the log's rows find
+    theirs.
 
     Args:
         path: JSON Lines (.gz), a JSON list, CSV or parquet.
@@ -53,13 +54,17 @@ class Join:
     def _add(self, line: int, record: Any, keys: tuple[str, ...]) -> None:
         prompt = lookup(record, "prompt") if isinstance(record, dict) else None
         if prompt is None:
-            raise InputError(f"a row of a join file needs a 'prompt'; this one is {kind_of(record)}", file=self.path, line=line)
+            raise InputError(
+                f"a row of a join file needs a 'prompt'; this one is {kind_of(record)}", file=self.path, line=line
+            )
         if isinstance(prompt, list):
             prompt = render_messages(prompt)
         if not self.keys:
             self.keys = tuple(k for k in keys if k in record)
             if not self.keys:
-                raise InputError(f"a join file needs one of the keys {', '.join(keys)} beside 'prompt'", file=self.path, line=line)
+                raise InputError(
+                    f"a join file needs one of the keys {', '.join(keys)} beside 'prompt'", file=self.path, line=line
+                )
         missing = [k for k in self.keys if k not in record]
         if missing:
             raise InputError(f"no {missing[0]!r} in this row, though the first row has it", file=self.path, line=line)
@@ -67,7 +72,9 @@ class Join:
         new = Joined(prompt, record.get("task_id"))
         if self._table.setdefault(key, new) != new:
             raise InputError(
-                f"two prompts for {', '.join(f'{k}={v}' for k, v in zip(self.keys, key, strict=True))}", file=self.path, line=line
+                f"two prompts for {', '.join(f'{k}={v}' for k, v in zip(self.keys, key, strict=True))}",
+                file=self.path,
+                line=line,
             )
 
     def find(self, record: dict[str, Any]) -> Joined:

@@ -1,8 +1,9 @@
-"""JSON Lines, fast: a few megabytes of whole lines are parsed at once, and only a block that fails is gone through line by line.
+"""JSON Lines, fast: a few megabytes of whole lines are parsed at once, and only a block that fails is gone through line
+by line.
 
-A raw newline cannot stand inside a JSON string, so replacing newlines by commas turns a block of lines into one JSON array: one call of
-orjson instead of one a line. Whatever is odd (blank lines, a bad line, NaN, wrong encoding) makes that call fail, and the slow path then
-says what and where.
+A raw newline cannot stand inside a JSON string, so replacing newlines by commas turns a block of lines into one JSON
+array: one call of orjson instead of one a line. Whatever is odd (blank lines, a bad line, NaN, wrong encoding) makes
+that call fail, and the slow path then says what and where.
 """
 
 from __future__ import annotations
@@ -34,16 +35,21 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 def read_chunks(path: Path, size: int = BLOCK_BYTES, tell: Tell | None = None) -> Iterator[bytes]:
-    """The file's bytes in pieces; a broken gzip becomes an `InputError` that says how far it read. ``tell`` hears the position on disk."""
+    """The file's bytes in pieces; a broken gzip becomes an `InputError` that says how far it read. ``tell`` hears the
+    position on disk."""
     done = 0
     with open_binary(path) as stream:
         while True:
             try:
                 chunk = stream.read(size)
             except EOFError:
-                raise InputError(f"the gzip file is cut off after {done:,} unpacked bytes; copy or write it again", file=path) from None
+                raise InputError(
+                    f"the gzip file is cut off after {done:,} unpacked bytes; copy or write it again", file=path
+                ) from None
             except (gzip.BadGzipFile, zlib.error) as error:
-                raise InputError(f"the gzip file is damaged after {done:,} unpacked bytes ({error})", file=path) from None
+                raise InputError(
+                    f"the gzip file is damaged after {done:,} unpacked bytes ({error})", file=path
+                ) from None
             except OSError as error:
                 raise InputError(f"cannot be read ({error.strerror or error})", file=path) from None
             if not chunk:
@@ -61,7 +67,10 @@ def line_blocks(path: Path, tell: Tell | None = None) -> Iterator[tuple[int, int
     line, first = 1, True
     for chunk in read_chunks(path, tell=tell):
         if first:
-            chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False  # the byte-order mark that some Windows tools write
+            chunk, first = (
+                chunk.removeprefix(b"\xef\xbb\xbf"),
+                False,
+            )  # the byte-order mark that some Windows tools write
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             rest.append(chunk)
@@ -106,8 +115,8 @@ def parse_block(block: bytes, first_line: int, n: int, file: str, reject: Reject
 def parse_line(text: bytes) -> Any:
     """One line's record.
 
-    Python's own json writes NaN, Infinity and lone surrogates, none of which is JSON; such a line is read all the same, so that the
-    message can be about the value (a reward of NaN) and a NaN in some other field costs nothing.
+    Python's own json writes NaN, Infinity and lone surrogates, none of which is JSON; such a line is read all the same,
+    so that the message can be about the value (a reward of NaN) and a NaN in some other field costs nothing.
 
     Raises:
         InputError: if it is no JSON, or no UTF-8, saying at which byte or column.
@@ -119,7 +128,8 @@ def parse_line(text: bytes) -> Any:
             decoded = text.decode("utf-8")
         except UnicodeDecodeError as bad:
             raise InputError(
-                f"not UTF-8: byte {bad.start + 1} of the line is 0x{text[bad.start]:02x}; save the file as UTF-8 (iconv -f LATIN1 -t UTF-8)"
+                f"not UTF-8: byte {bad.start + 1} of the line is 0x{text[bad.start]:02x}; save the file as UTF-8 "
+                "(iconv -f LATIN1 -t UTF-8)"
             ) from None
         try:
             return _without_lone_surrogates(json.loads(decoded))
@@ -150,4 +160,6 @@ def read_document(path: Path) -> Any:
             return parse_line(data)
         except InputError as bad:
             line = getattr(error, "lineno", 1)
-            raise InputError(bad.message if "UTF-8" in bad.message else f"not JSON ({error.msg})", file=path, line=line) from None
+            raise InputError(
+                bad.message if "UTF-8" in bad.message else f"not JSON ({error.msg})", file=path, line=line
+            ) from None

@@ -1,8 +1,9 @@
-"""lm-evaluation-harness: ``samples_<task>_<date>.jsonl`` (``--log_samples``), one file a run, several seeded runs together.
+"""lm-evaluation-harness: ``samples_<task>_<date>.jsonl`` (``--log_samples``), one file a run, several seeded runs
+together.
 
-A file has one score a document and filter, so G repeats are G runs (``--seed``); keep the few-shot seed fixed, so that a document's
-prompt is the same in all of them. Repeats inside one run (``repeats:`` in the task's configuration) are scored together, not one by one:
-refused.
+A file has one score a document and filter, so G repeats are G runs (``--seed``); keep the few-shot seed fixed, so that
+a document's prompt is the same in all of them. Repeats inside one run (``repeats:`` in the task's configuration) are
+scored together, not one by one: refused.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ class LmEval(Format):
         wanted = options.filter or options.state.setdefault("filter", filtered)
         if filtered != wanted:
             if options.filter is None:
-                raise InputError(f"the samples were scored under several filters ({wanted}, {filtered}); name one with filter= (--filter)")
+                raise InputError(
+                    f"the samples were scored under several filters ({wanted}, {filtered}); name one with filter= "
+                    "(--filter)"
+                )
             options.state["filtered"] = options.state.get("filtered", 0) + 1
             return
         resps = record["resps"]
         if resps and isinstance(resps[0], list) and len(resps[0]) > 1:
             raise InputError(
-                f"this document has {len(resps[0])} repeats inside one run, which lm-eval scores together, not one by one; run it once "
-                "a seed with repeats: 1 (--seed 1, 2, ...) and give all the files"
+                f"this document has {len(resps[0])} repeats inside one run, which lm-eval scores together, not one by "
+                "one; run it once a seed with repeats: 1 (--seed 1, 2, ...) and give all the files"
             )
         metrics = record.get("metrics") or [k for k in ("exact_match", "acc", "pass@1") if k in record]
         name = options.reward or (metrics[0] if len(metrics) == 1 else None)
@@ -58,4 +62,6 @@ class LmEval(Format):
             raise InputError(f"no metric {name!r}; this file has {', '.join(metrics)}")
         prompt = record["arguments"]["gen_args_0"]["arg_0"]
         task = options.state["task"]
-        yield Row(prompt, record[name], f"{task}/{record['doc_hash']}" if task else record["doc_hash"], options.state["run"])
+        yield Row(
+            prompt, record[name], f"{task}/{record['doc_hash']}" if task else record["doc_hash"], options.state["run"]
+        )

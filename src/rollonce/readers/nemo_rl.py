@@ -1,7 +1,9 @@
-"""NeMo-RL's training data logs: ``<log_dir>/train_data_step<N>.jsonl`` (algorithms/grpo.py, log_batched_dict_as_jsonl of utils/logger.py).
+"""NeMo-RL's training data logs: ``<log_dir>/train_data_step<N>.jsonl`` (algorithms/grpo.py, log_batched_dict_as_jsonl
+of utils/logger.py).
 
-The logger cuts its batch into slices of one, so every value comes wrapped in a list of one. ``content`` is the list of a conversation's
-messages; the first is the prompt. With dynamic sampling ``rewards`` is the unfiltered batch and ``filtered_rewards`` belongs to the rows.
+The logger cuts its batch into slices of one, so every value comes wrapped in a list of one. ``content`` is the list of
+a conversation's messages; the first is the prompt. With dynamic sampling ``rewards`` is the unfiltered batch and
+``filtered_rewards`` belongs to the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ class NemoRl(Format):
 
     def sniff(self, probe: Probe) -> bool:
         """``content`` and ``rewards`` with ``input_lengths`` or ``token_loss_mask``."""
-        return probe.kind == "jsonl" and probe.has("content", "rewards") and not probe.lacks("input_lengths", "token_loss_mask")
+        return (
+            probe.kind == "jsonl"
+            and probe.has("content", "rewards")
+            and not probe.lacks("input_lengths", "token_loss_mask")
+        )
 
     def start(self, path: Path, options: Options) -> None:
         """The step in the file's name."""

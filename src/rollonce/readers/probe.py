@@ -13,7 +13,9 @@ from rollonce.readers.jsonl import open_binary, parse_line, read_chunks, read_do
 
 _HEAD = 1 << 16
 _FIRST_LINE = 256 << 20
-_REFUSED = "it is refused because loading one runs whatever code is in it; write the prompts and rewards as JSON Lines instead"
+_REFUSED = (
+    "it is refused because loading one runs whatever code is in it; write the prompts and rewards as JSON Lines instead"
+)
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
@@ -24,8 +26,8 @@ class Probe:
     Attributes:
         path: The file.
         kind: ``jsonl``, ``json`` (one document), ``csv``, ``parquet``, ``zip``.
-        record: The first record of a jsonl or json file (a document's first element if it is a list), a parquet file's columns as
-            ``{name: type}``, a CSV file's header as ``{name: ""}``; None where there is none.
+        record: The first record of a jsonl or json file (a document's first element if it is a list), a parquet file's
+            columns as ``{name: type}``, a CSV file's header as ``{name: ""}``; None where there is none.
         document: A json file's whole document.
         problem: Why the file cannot be read as anything, if so.
     """
@@ -80,7 +82,8 @@ def _look(found: Probe) -> None:
         found.problem = "a zstd file; unpack it first (zstd -d), or use gzip"
     elif b"\x00" in head:
         found.problem = (
-            "a binary file, not text; rollouts are read from JSON Lines (.gz too), CSV, parquet and the log formats in docs/formats.md"
+            "a binary file, not text; rollouts are read from JSON Lines (.gz too), CSV, parquet and the log formats in "
+            "docs/formats.md"
         )
     else:
         _look_at_text(found, head.removeprefix(b"\xef\xbb\xbf"))
@@ -95,7 +98,9 @@ def _look_at_parquet(found: Probe) -> None:
         schema = pq.read_schema(found.path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"a damaged parquet file ({str(error).splitlines()[0][:160]})") from None
-    found.record = {name: str(schema.field(name).type) if schema.names.count(name) == 1 else "?" for name in schema.names}
+    found.record = {
+        name: str(schema.field(name).type) if schema.names.count(name) == 1 else "?" for name in schema.names
+    }
 
 
 def _look_at_zip(found: Probe) -> None:
@@ -112,13 +117,16 @@ def _look_at_zip(found: Probe) -> None:
 def _look_at_text(found: Probe, head: bytes) -> None:
     start = head.lstrip()[:1]
     if not head.strip():
-        found.problem = "the file is empty (only white space)" if len(head) < _HEAD else "it starts with 64 KiB of white space"
+        found.problem = (
+            "the file is empty (only white space)" if len(head) < _HEAD else "it starts with 64 KiB of white space"
+        )
         return
     if start == b"[" or (start == b"{" and not _first_lines(found)):
         try:
             found.document = read_document(found.path)
         except InputError as error:
-            # Neither JSON Lines nor a document. Its rows are tried as JSON Lines, which says what is wrong at which line.
+            # Neither JSON Lines nor a document. Its rows are tried as JSON Lines, which says what is wrong at which
+            # line.
             found.kind, found.problem = "jsonl", None
             if start == b"[":
                 raise InputError(error.message) from None
@@ -159,7 +167,8 @@ def _look_at_csv(found: Probe, head: bytes) -> None:
     except UnicodeDecodeError as error:
         if len(line) < _HEAD or error.start < _HEAD - 4:
             raise InputError(
-                f"not UTF-8: byte {error.start + 1} is 0x{line[error.start]:02x}; save it as UTF-8 (iconv -f LATIN1 -t UTF-8)"
+                f"not UTF-8: byte {error.start + 1} is 0x{line[error.start]:02x}; save it as UTF-8 (iconv -f LATIN1 -t "
+                "UTF-8)"
             ) from None
         text = line.decode("utf-8", "ignore")
     names = csv_header(text)

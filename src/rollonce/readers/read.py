@@ -47,16 +47,17 @@ def read_rollouts(
     Each file's format is recognised by looking at it (docs/formats.md); all files must be of one format.
 
     Args:
-        paths: One path or several. A directory is searched for files of a known format, a glob is expanded, both in natural order
-            (``2.jsonl`` before ``10.jsonl``), which is the order of the stream.
+        paths: One path or several. A directory is searched for files of a known format, a glob is expanded, both in
+            natural order (``2.jsonl`` before ``10.jsonl``), which is the order of the stream.
         format: Read the files as this format whatever they look like.
-        prompt_key, reward_key: Naming one of them reads the file as the user's own (format ``generic``). Dots go inwards:
-            ``info.question``.
-        task_key, rollout_key, length_key, step_key: Read these from other keys than the format's own; ``""`` says that there is none.
-            Without a task id, rollouts with the same prompt text are one task.
-        columns: Pre-rollout columns to keep: ``"level"``, ``"level=info.level"`` or ``"family=task_id:^([^/]+)"``. One value a task.
-        reward: Which reward, where a format has several: TRL's reward function, Inspect's scorer, lm-eval's metric, EvalPlus's ``base``
-            or ``plus``.
+        prompt_key, reward_key: Naming one of them reads the file as the user's own (format ``generic``). Dots go
+            inwards: ``info.question``.
+        task_key, rollout_key, length_key, step_key: Read these from other keys than the format's own; ``""`` says that
+            there is none. Without a task id, rollouts with the same prompt text are one task.
+        columns: Pre-rollout columns to keep: ``"level"``, ``"level=info.level"`` or ``"family=task_id:^([^/]+)"``. One
+            value a task.
+        reward: Which reward, where a format has several: TRL's reward function, Inspect's scorer, lm-eval's metric,
+            EvalPlus's ``base`` or ``plus``.
         join: A file with the prompts, for formats that log none (tinker-cookbook's training summaries, EvalPlus).
         split: Only rows of this split, where a format has splits.
         filter: Only rows of this lm-eval filter.
@@ -86,9 +87,13 @@ def read_rollouts(
         split,
         filter,
     )
-    forced = format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
+    forced = (
+        format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
+    )
     files, reader = choose(given, forced)
-    builder = TableBuilder(skip_bad_rows=skip_bad_rows, max_prompt_chars=max_prompt_chars, text_numbers=any(f.kind == "csv" for f in files))
+    builder = TableBuilder(
+        skip_bad_rows=skip_bad_rows, max_prompt_chars=max_prompt_chars, text_numbers=any(f.kind == "csv" for f in files)
+    )
     source = ", ".join(str(p) for p in given)
     total, done = sum(f.path.stat().st_size for f in files), 0
     with _no_garbage_collection():
@@ -101,7 +106,10 @@ def read_rollouts(
             if progress is not None:
                 progress(done, total)
     if not builder.n_rows and options.state.get("filtered"):
-        raise InputError(f"all {options.state['filtered']:,} rows were left out by split or filter{_other_splits(options)}", file=source)
+        raise InputError(
+            f"all {options.state['filtered']:,} rows were left out by split or filter{_other_splits(options)}",
+            file=source,
+        )
     return builder.build(name or _stem(given), source, reader.name)
 
 
@@ -126,7 +134,8 @@ def _read_file(look: Probe, reader: Format, options: Options, builder: TableBuil
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Records are trees without cycles; walking millions of them again and again for cycles costs more than parsing them."""
+    """Records are trees without cycles; walking millions of them again and again for cycles costs more than parsing
+    them."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -136,14 +145,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-# Which files, which format ----------------------------------------------------------------------------------------------------
+# Which files, which format
+# ----------------------------------------------------------------------------------------------------
 
 
 def choose(given: Sequence[PathLike], forced: Format | None) -> tuple[list[Probe], Format]:
     """The files that these paths stand for, and the one format they are all read as.
 
     Raises:
-        InputError: if a path is not there, a file cannot be read, no format fits, or the files are of different formats.
+        InputError: if a path is not there, a file cannot be read, no format fits, or the files are of different
+            formats.
     """
     if not given:
         raise InputError("no files given")
@@ -162,7 +173,10 @@ def choose(given: Sequence[PathLike], forced: Format | None) -> tuple[list[Probe
     names = {reader.name: look.path for look, reader in chosen}
     if len(names) > 1:
         listed = ", ".join(f"{path} is {name}" for name, path in names.items())
-        raise InputError(f"files of different formats make no one table: {listed}; read them apart, or name one with format= (--format)")
+        raise InputError(
+            f"files of different formats make no one table: {listed}; read them apart, or name one with format= "
+            "(--format)"
+        )
     return [look for look, _ in chosen], chosen[0][1]
 
 
@@ -193,7 +207,9 @@ def expand(path: PathLike) -> tuple[bool, list[Path]]:
         files = [p for p in here.rglob("*") if p.is_file() and p.name.lower().removesuffix(".gz").endswith(_LOOKED_AT)]
         if not files:
             raise InputError(
-                f"nothing readable in this directory; looked for files named {', '.join('*' + s for s in _LOOKED_AT)} (.gz too)", file=here
+                f"nothing readable in this directory; looked for files named {', '.join('*' + s for s in _LOOKED_AT)} "
+                "(.gz too)",
+                file=here,
             )
         return True, sorted(files, key=natural)
     if here.exists():
@@ -209,16 +225,21 @@ def expand(path: PathLike) -> tuple[bool, list[Path]]:
 
 def natural(path: Path) -> list[tuple[int, int, str]]:
     """A sorting key under which ``step_2`` comes before ``step_10``."""
-    return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in re.split(r"(\d+)", str(path)) if piece]
+    return [
+        (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in re.split(r"(\d+)", str(path)) if piece
+    ]
 
 
 def _of_a_directory(path: PathLike, found: list[tuple[Probe, Format | None]]) -> list[tuple[Probe, Format | None]]:
-    """A directory holds other files too (settings, metrics): only recognised ones count, and a trainer's format before the generic one."""
+    """A directory holds other files too (settings, metrics): only recognised ones count, and a trainer's format before
+    the generic one."""
     known = [(look, reader) for look, reader in found if reader is not None]
     special = [(look, reader) for look, reader in known if reader.name != "generic"]
     if not known:
         reasons = "; ".join(f"{look.path.name}: {look.problem or _unrecognised(look).message}" for look, _ in found[:3])
-        raise InputError(f"nothing readable in this directory ({len(found)} files looked at). {reasons}", file=os.fspath(path))
+        raise InputError(
+            f"nothing readable in this directory ({len(found)} files looked at). {reasons}", file=os.fspath(path)
+        )
     return list(special or known)
 
 
@@ -238,8 +259,9 @@ def _unrecognised(look: Probe) -> InputError:
 
     listed = keys_of(look.record) if look.record is not None else f"a {look.kind} file"
     return InputError(
-        f"no known format: {listed}. For rows of your own name the keys with prompt_key and reward_key (--prompt-key, --reward-key; "
-        f"usual are {', '.join(USUAL['prompt'][:4])} and {', '.join(USUAL['reward'][:4])}); force a known log with format= (--format)",
+        f"no known format: {listed}. For rows of your own name the keys with prompt_key and reward_key (--prompt-key, "
+        f"--reward-key; usual are {', '.join(USUAL['prompt'][:4])} and {', '.join(USUAL['reward'][:4])}); force a "
+        "known log with format= (--format)",
         file=look.path,
         line=1 if look.kind == "jsonl" else None,
     )

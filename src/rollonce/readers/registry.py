@@ -1,4 +1,5 @@
-"""The list of formats, in the order in which they are tried: those that are recognised by more come first, the generic one last."""
+"""The list of formats, in the order in which they are tried: those that are recognised by more come first, the generic
+one last."""
 
 from __future__ import annotations
 

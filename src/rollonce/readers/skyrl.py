@@ -1,6 +1,8 @@
-"""SkyRL's evaluation dumps: ``dumped_evals/global_step_<N>_evals/<data_source>.jsonl`` (skyrl 0.4.0, train/utils/trainer_utils.py).
+"""SkyRL's evaluation dumps: ``dumped_evals/global_step_<N>_evals/<data_source>.jsonl`` (skyrl 0.4.0,
+train/utils/trainer_utils.py).
 
-``score`` is the generator's reward: a number, or one a token, which is summed. ``aggregated_results.jsonl`` beside them is no rollout file.
+``score`` is the generator's reward: a number, or one a token, which is summed. ``aggregated_results.jsonl`` beside them
+is no rollout file.
 """
 
 from __future__ import annotations

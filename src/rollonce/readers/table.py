@@ -1,7 +1,7 @@
 """From blocks of rows to the table: every value is checked here, once, whatever format it came from.
 
-A block is checked column by column; only when something in it is wrong is it gone through row by row to say what and where. Memory per
-rollout is a few machine words (task, reward, length, step, line), prompts are kept once a task.
+A block is checked column by column; only when something in it is wrong is it gone through row by row to say what and
+where. Memory per rollout is a few machine words (task, reward, length, step, line), prompts are kept once a task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class TableBuilder:
         text_numbers: Numbers may come as text, as in CSV.
     """
 
-    def __init__(self, *, skip_bad_rows: bool = False, max_prompt_chars: int = 1_000_000, text_numbers: bool = False) -> None:
+    def __init__(
+        self, *, skip_bad_rows: bool = False, max_prompt_chars: int = 1_000_000, text_numbers: bool = False
+    ) -> None:
         self.skip_bad_rows = skip_bad_rows
         self.max_prompt_chars = max_prompt_chars
         self.text_numbers = text_numbers
@@ -49,7 +51,8 @@ class TableBuilder:
         self._any = {"lengths": False, "steps": False, "rollouts": False}
         self.n_rows = 0
 
-    # What is wrong with a row -------------------------------------------------------------------------------------------------
+    # What is wrong with a row
+    # -------------------------------------------------------------------------------------------------
 
     def reject(self, file: str, line: int | None, message: str) -> None:
         """Raise what is wrong with a row, or note it and go on."""
@@ -65,7 +68,8 @@ class TableBuilder:
         more = self.n_skipped - len(self.messages)
         return (*self.messages, f"... and {more:,} more bad rows") if more else tuple(self.messages)
 
-    # Adding rows --------------------------------------------------------------------------------------------------------------
+    # Adding rows
+    # --------------------------------------------------------------------------------------------------------------
 
     def add(self, block: Block) -> NDArray[np.int64]:
         """Check and keep the rows of a block; the task position of each kept row."""
@@ -83,7 +87,9 @@ class TableBuilder:
             except InputError:
                 raise
             except (CloserLook, TypeError, ValueError, OverflowError) as error:
-                self.reject(block.file, block.lines[i], f"this row cannot be read ({type(error).__name__}: {str(error)[:120]})")
+                self.reject(
+                    block.file, block.lines[i], f"this row cannot be read ({type(error).__name__}: {str(error)[:120]})"
+                )
         return np.concatenate(codes)
 
     def _single(self, block: Block, i: int) -> Block:
@@ -114,13 +120,15 @@ class TableBuilder:
             if self._prompts[code] != prompt and normalise_prompt(self._prompts[code]) != normalise_prompt(prompt):
                 file, line = self._first_seen[code]
                 raise InputError(
-                    f"task {key!r} has another prompt here than at {file}, line {line}: {prompt[:60]!r} and {self._prompts[code][:60]!r}; "
+                    f"task {key!r} has another prompt here than at {file}, line {line}: {prompt[:60]!r} and "
+                    f"{self._prompts[code][:60]!r}; "
                     "give each prompt its own task id (or leave the task key out to group by prompt)"
                 )
             for name, values in row.columns.items():
                 if self._columns[name][code] != values[0]:
                     raise InputError(
-                        f"the column {name!r} is {values[0]!r} here and {self._columns[name][code]!r} in another rollout of task "
+                        f"the column {name!r} is {values[0]!r} here and {self._columns[name][code]!r} in another "
+                        "rollout of task "
                         f"{self._ids[code]!r}; a declared column must be known before the rollout, so one value a task"
                     )
         except InputError as error:
@@ -131,8 +139,8 @@ class TableBuilder:
     def _check_length(self, prompt: str) -> None:
         if len(prompt) > self.max_prompt_chars:
             raise InputError(
-                f"a prompt of {len(prompt):,} characters, more than max_prompt_chars={self.max_prompt_chars:,}; raise that limit "
-                "(--max-prompt-chars) if it is right, or name the right prompt key"
+                f"a prompt of {len(prompt):,} characters, more than max_prompt_chars={self.max_prompt_chars:,}; raise "
+                "that limit (--max-prompt-chars) if it is right, or name the right prompt key"
             )
 
     def _prompt(self, value: Any) -> str:
@@ -147,7 +155,10 @@ class TableBuilder:
     def _reward(self, value: Any) -> float:
         number = self._number(value, "reward")
         if math.isnan(number) or math.isinf(number):
-            raise InputError(f"the reward is {'null' if value is None else number}; it must be a finite number (or true/false for 1/0)")
+            raise InputError(
+                f"the reward is {'null' if value is None else number}; it must be a finite number (or true/false for "
+                "1/0)"
+            )
         return number
 
     def _number(self, value: Any, what: str) -> float:
@@ -217,7 +228,8 @@ class TableBuilder:
     def _new_tasks(self, block: Block, names: Sequence[str], by_prompt: bool) -> None:
         known, added = self._code_of, len(self._prompts)
         n = len(names)
-        # Backwards, so that each name keeps the position where it comes first: one dictionary built in C, then a loop over tasks, not rows.
+        # Backwards, so that each name keeps the position where it comes first: one dictionary built in C, then a loop
+        # over tasks, not rows.
         first_at = dict(zip(reversed(names), range(n - 1, -1, -1), strict=True))
         for i, name in sorted((i, name) for name, i in first_at.items() if name not in known):
             prompt = block.prompts[i]
@@ -295,7 +307,8 @@ class TableBuilder:
                         codes[i] = seen[value] = seen.setdefault(name, len(seen))
         return np.array(codes, dtype=np.int64)
 
-    # The table ----------------------------------------------------------------------------------------------------------------
+    # The table
+    # ----------------------------------------------------------------------------------------------------------------
 
     def build(self, name: str, source: str, read: str) -> Rollouts:
         """The table of what was added.
@@ -336,11 +349,16 @@ class TableBuilder:
             format=read,
         )
 
-    def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64] | None] | None:
-        """What was added since the last call, taken out: task positions, rewards, lengths, steps (None if no row has one). For streams."""
+    def take(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64] | None] | None:
+        """What was added since the last call, taken out: task positions, rewards, lengths, steps (None if no row has
+        one). For streams."""
         if not self._parts:
             return None
-        code_R, rewards_R, lengths_R, steps_R, has_step_R, *_ = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        code_R, rewards_R, lengths_R, steps_R, has_step_R, *_ = (
+            np.concatenate(parts) for parts in zip(*self._parts, strict=True)
+        )
         self._parts.clear()
         self._rollout_code.clear()
         return code_R, rewards_R, lengths_R, steps_R if has_step_R.all() else None
@@ -374,9 +392,9 @@ class TableBuilder:
             self.reject(
                 self._files[file_R[i]],
                 int(line_R[i]),
-                f"task {self._ids[code_R[i]]!r} already has a rollout {names[int(rollout_R[i])]!r}{at}, at {self._files[file_R[j]]}, "
-                f"line {line_R[j]}; "
-                "drop the copy, or say rollout_key='' if these are different rollouts",
+                f"task {self._ids[code_R[i]]!r} already has a rollout {names[int(rollout_R[i])]!r}{at}, at "
+                f"{self._files[file_R[j]]}, line {line_R[j]}; drop the copy, or say rollout_key='' if these are "
+                "different rollouts",
             )
         return np.setdiff1d(everything, drop)
 

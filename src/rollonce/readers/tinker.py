@@ -1,10 +1,10 @@
 """tinker-cookbook: evaluations' ``trajectories.jsonl`` and training's ``*_rollout_summaries.jsonl``.
 
-Training summaries (rl/rollout_logging.py) hold no prompts. A join file gives them: rows with ``prompt``, perhaps ``task_id``, and the
-keys by which to find them, ``iteration`` and ``group_idx`` (what an environment's dataset builder knows: group g of batch i), or
-``tags``, or with ``split``. Group numbers follow the dataset only in synchronous training without failed groups (rl/train.py enumerates
-the groups that it got); otherwise join by tags that name the task. Only rows of the split ``train`` are read unless ``split=`` names
-another one (``eval/gsm8k``).
+Training summaries (rl/rollout_logging.py) hold no prompts. A join file gives them: rows with ``prompt``, perhaps
+``task_id``, and the keys by which to find them, ``iteration`` and ``group_idx`` (what an environment's dataset builder
+knows: group g of batch i), or ``tags``, or with ``split``. Group numbers follow the dataset only in synchronous
+training without failed groups (rl/train.py enumerates the groups that it got); otherwise join by tags that name the
+task. Only rows of the split ``train`` are read unless ``split=`` names another one (``eval/gsm8k``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ class TinkerEvals(Format):
         return probe.kind == "jsonl" and probe.has("idx", "benchmark", "turns", "reward")
 
     def rows(self, record: Any, options: Options) -> Iterable[Row]:
-        """One rollout. Its prompt is the text of its first observation, chat template and all: that is what the cookbook stores."""
+        """One rollout. Its prompt is the text of its first observation, chat template and all: that is what the
+        cookbook stores."""
         if record.get("error"):
-            raise InputError(f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows")
+            raise InputError(
+                f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows"
+            )
         turns = record["turns"]
         if not turns or turns[0]["role"] == "assistant":
             raise InputError("no turn before the first assistant turn, so no prompt")
@@ -58,8 +61,9 @@ class TinkerTraining(Format):
             return
         if options.join is None:
             raise InputError(
-                "tinker-cookbook's rollout summaries hold no prompts; give a join file (join=, --join): JSON Lines with 'prompt', "
-                "'iteration' and 'group_idx' (or 'tags'), and 'task_id' if there is one. docs/formats.md shows how to write it",
+                "tinker-cookbook's rollout summaries hold no prompts; give a join file (join=, --join): JSON Lines "
+                "with 'prompt', 'iteration' and 'group_idx' (or 'tags'), and 'task_id' if there is one. "
+                "docs/formats.md shows how to write it",
                 file=path,
             )
         options.state["join"] = Join(options.join, ("split", "iteration", "group_idx", "tags"))

@@ -1,11 +1,14 @@
-"""TRL's completion logs: ``<output_dir>/completions/completions_<step>.parquet`` (``log_completions=True``; GRPO trainer, 1.16.0).
+"""TRL's completion logs: ``<output_dir>/completions/completions_<step>.parquet`` (``log_completions=True``; GRPO
+trainer, 1.16.0).
 
-Columns, in this order: step, prompt, completion, one a reward function, whatever reward functions log by ``log_extra``, advantage. The
-reward is the sum of the reward functions' columns; TRL's ``reward_weights`` are not in the file. Nothing tells a reward column from a
-numeric extra one, so where there are extras name the reward: ``reward="correctness"`` or, for a sum, ``reward="correctness,format"``.
+Columns, in this order: step, prompt, completion, one a reward function, whatever reward functions log by ``log_extra``,
+advantage. The reward is the sum of the reward functions' columns; TRL's ``reward_weights`` are not in the file. Nothing
+tells a reward column from a
+numeric extra one, so where there are extras name the reward: ``reward="correctness"`` or, for a sum,
+    ``reward="correctness,format"``.
 
-TRL logs its last generation batch whenever it logs metrics, so with several optimizer steps a batch the same rollouts are written again
-under a later step; a file that repeats the one before it is passed over.
+TRL logs its last generation batch whenever it logs metrics, so with several optimizer steps a batch the same rollouts
+are written again under a later step; a file that repeats the one before it is passed over.
 """
 
 from __future__ import annotations
@@ -41,14 +44,18 @@ class Trl(Format):
         look: Probe = options.state["probe"]
         columns = list(look.record or {})
         if "completion" not in columns or "advantage" not in columns:
-            raise InputError("a TRL completions file has the columns step, prompt, completion, rewards ..., advantage", file=path)
+            raise InputError(
+                "a TRL completions file has the columns step, prompt, completion, rewards ..., advantage", file=path
+            )
         between = columns[columns.index("completion") + 1 : columns.index("advantage")]
         numbers = [c for c in between if _NUMBER.match(look.record[c])]
         wanted = [c.strip() for c in options.reward.split(",")] if options.reward else numbers
         missing = [c for c in wanted if c not in columns]
         if missing or not wanted:
             raise InputError(
-                f"no reward column {missing[0] if missing else ''!r}; the reward columns are {', '.join(numbers) or 'none'}", file=path
+                f"no reward column {missing[0] if missing else ''!r}; the reward columns are "
+                f"{', '.join(numbers) or 'none'}",
+                file=path,
             )
         options.state["rewards"] = wanted
 
@@ -58,7 +65,9 @@ class Trl(Format):
         digest = hashlib.sha1(usedforsecurity=False)
         for _, records in blocks:
             for r in records:
-                digest.update(repr((r.get("prompt"), r.get("completion"), [r.get(c) for c in options.state["rewards"]])).encode())
+                digest.update(
+                    repr((r.get("prompt"), r.get("completion"), [r.get(c) for c in options.state["rewards"]])).encode()
+                )
         if options.state.get("previous") == digest.digest():
             return iter(())
         options.state["previous"] = digest.digest()
@@ -69,5 +78,7 @@ class Trl(Format):
         values = [record[c] for c in options.state["rewards"]]
         scored = [v for v in values if v is not None and not (isinstance(v, float) and math.isnan(v))]
         if not scored:
-            raise InputError(f"no reward function scored this rollout ({', '.join(options.state['rewards'])} are all null)")
+            raise InputError(
+                f"no reward function scored this rollout ({', '.join(options.state['rewards'])} are all null)"
+            )
         yield Row(record["prompt"], sum(scored), step=record["step"])

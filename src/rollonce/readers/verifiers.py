@@ -1,13 +1,14 @@
 """verifiers and prime-rl.
 
-* ``traces.jsonl`` of verifiers 0.4 (v1/utils/trace_store.py): one *episode* a line, with the traces of its agents. The rollouts are the
-  traces of trainable agents (``filter=`` names one agent); the reward is the sum of score x weight over a trace's rewards, as
-  ``Trace.reward`` has it.
+* ``traces.jsonl`` of verifiers 0.4 (v1/utils/trace_store.py): one *episode* a line, with the traces of its agents. The
+  rollouts are the traces of trainable agents (``filter=`` names one agent); the reward is the sum of score x weight
+  over a trace's rewards, as ``Trace.reward`` has it.
 * ``results.jsonl`` of verifiers before 0.4 (utils/save_utils.py): one rollout a line.
-* prime-rl: the same records, one file a training step (``rollouts/step_<N>/train_rollouts.jsonl``: a trace or a legacy rollout a line),
-  or episodes that say which training step they were run for.
+* prime-rl: the same records, one file a training step (``rollouts/step_<N>/train_rollouts.jsonl``: a trace or a legacy
+  rollout a line), or episodes that say which training step they were run for.
 
-A rollout that ended in an error before it was scored is a bad row: its 0 (or its missing reward) is not the policy's doing.
+A rollout that ended in an error before it was scored is a bad row: its 0 (or its missing reward) is not the policy's
+    doing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Verifiers(Format):
         """The training step that prime-rl puts into the path."""
         match = _STEP.search(str(path))
         options.state["step"] = int(match.group(1)) if match else None
-        options.state["file split"] = "train" if path.name.startswith("train_") else "eval" if path.name.startswith("eval_") else None
+        options.state["file split"] = (
+            "train" if path.name.startswith("train_") else "eval" if path.name.startswith("eval_") else None
+        )
 
     def rows(self, record: Any, options: Options) -> Iterable[Row]:
         """The rollouts of an episode's trainable agents."""
@@ -87,7 +90,8 @@ class PrimeRl(Verifiers):
     what = "prime-rl: rollouts/step_<N>/train_rollouts.jsonl, or traces.jsonl of a training run"
 
     def sniff(self, probe: Probe) -> bool:
-        """verifiers' records (0.4 or older) in a step's directory, or that say which training step they were run for."""
+        """verifiers' records (0.4 or older) in a step's directory, or that say which training step they were run
+        for."""
         in_step = _STEP.search(str(probe.path)) is not None
         if probe.kind == "jsonl" and probe.has("example_id", "prompt", "reward"):
             return in_step and "rollouts" in probe.path.name
@@ -132,22 +136,36 @@ class VerifiersLegacy(Format):
 def legacy_rows(record: dict[str, Any], options: Options) -> Iterable[Row]:
     """A rollout as verifiers before 0.4 wrote it."""
     if record.get("error"):
-        raise InputError(f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows")
+        raise InputError(
+            f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows"
+        )
     env = options.state.get("env") or (record.get("task") if isinstance(record.get("task"), str) else None)
     task = record["example_id"]
-    reward = record["reward"] if options.reward is None else record.get(options.reward, (record.get("metrics") or {}).get(options.reward))
+    reward = (
+        record["reward"]
+        if options.reward is None
+        else record.get(options.reward, (record.get("metrics") or {}).get(options.reward))
+    )
     usage = record.get("token_usage") or {}
-    yield Row(record["prompt"], reward, f"{env}/{task}" if env and task is not None else task, length=usage.get("output_tokens"))
+    yield Row(
+        record["prompt"],
+        reward,
+        f"{env}/{task}" if env and task is not None else task,
+        length=usage.get("output_tokens"),
+    )
 
 
 def prompt_of(data: dict[str, Any], trace: dict[str, Any]) -> str:
-    """The prompt of a task's data, its system prompt before it; without one, what the model saw before its first turn in the trace.
+    """The prompt of a task's data, its system prompt before it; without one, what the model saw before its first turn
+    in the trace.
 
     Raises:
         InputError: there is neither.
     """
     prompt, system = data.get("prompt"), data.get("system_prompt")
-    if prompt is None:  # the user of the environment opens the conversation: whatever the model saw before its first turn
+    if (
+        prompt is None
+    ):  # the user of the environment opens the conversation: whatever the model saw before its first turn
         messages = []
         for node in trace.get("nodes") or []:
             if node.get("sampled"):
@@ -177,4 +195,8 @@ def _reward(trace: dict[str, Any], name: str | None) -> float:
 
 def _errors(record: dict[str, Any]) -> str:
     errors = record.get("errors") or []
-    return f"{errors[-1].get('type')}: {str(errors[-1].get('message'))[:80]}" if errors else "no reward in it, no error either"
+    return (
+        f"{errors[-1].get('type')}: {str(errors[-1].get('message'))[:80]}"
+        if errors
+        else "no reward in it, no error either"
+    )

@@ -1,8 +1,10 @@
 """verl's rollout dumps: ``<trainer.rollout_data_dir>/<step>.jsonl`` (and ``validation_data_dir``), one file a step.
 
-Written by ``_write_generations`` (verl 0.9.1, trainer/ppo/ray_trainer.py and trainer/ppo/v1/trainer_base.py): input, output, gts, score,
-step, and whatever the reward function reports. The task is the ``input``: verl's uid is drawn anew for each batch, and in the dump of the
-v1 trainer it is ``{uid}_{session}_{output}``, one a row. Rows of one session are one rollout: its first input and its last score count.
+Written by ``_write_generations`` (verl 0.9.1, trainer/ppo/ray_trainer.py and trainer/ppo/v1/trainer_base.py): input,
+output, gts, score,
+step, and whatever the reward function reports. The task is the ``input``: verl's uid is drawn anew for each batch, and
+in the dump of the v1 trainer it is ``{uid}_{session}_{output}``, one a row. Rows of one session are one rollout: its
+first input and its last score count.
 """
 
 from __future__ import annotations

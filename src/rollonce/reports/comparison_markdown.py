@@ -40,7 +40,11 @@ def comparison_markdown(found: Analysis, command: str) -> str:
         for arm in found.arms:
             level, d = arm.final[mode].estimate, gaps.get(arm.name)
             gap = d.final[mode].estimate if d else None
-            told = {"better": "above", "worse": "below", "even": "not told apart"}.get(outcome(d, mode), "") if d else "reference"
+            told = (
+                {"better": "above", "worse": "below", "even": "not told apart"}.get(outcome(d, mode), "")
+                if d
+                else "reference"
+            )
             rows.append(
                 [
                     arm.name,
@@ -92,7 +96,9 @@ def comparison_markdown(found: Analysis, command: str) -> str:
             for s in [found.reach.seconds[name]]
         ]
         relative = f"× {found.reference}, within the horizon"
-        out += _table(["arm", "runs that did", "rollouts (median)", relative, f"{found.clock} time (median)", relative], rows)
+        out += _table(
+            ["arm", "runs that did", "rollouts (median)", relative, f"{found.clock} time (median)", relative], rows
+        )
     if found.families and found.differences:
         out += ["", f"## Families: {found.reference}, and points to it", ""]
         rows = []
@@ -102,13 +108,23 @@ def comparison_markdown(found: Analysis, command: str) -> str:
                 c = f.cells[d.arm]
                 text = points(c.difference.value, 0)
                 cells.append(f"**{text}**" if c.p_holm < 0.05 else text)
-            rows.append([f.family, str(f.n_items), percent(f.start, 0), percent(f.cells[found.reference].level.value, 0), *cells])
+            rows.append(
+                [
+                    f.family,
+                    str(f.n_items),
+                    percent(f.start, 0),
+                    percent(f.cells[found.reference].level.value, 0),
+                    *cells,
+                ]
+            )
         out += _table(["family", "items", "start", found.reference, *(d.arm for d in found.differences)], rows)
         out += ["", "Bold: p < .05 after Holm's correction over the whole table."]
     if found.shadow:
         out += ["", "## B_eff relative to LOO, measured in training", "", shadow_sentence(found), ""]
         ordered = sorted(found.shadow.items(), key=lambda x: -x[1].value)
-        out += _table(["scored alongside", "ratio to LOO, 95%"], [[k, f"{number(v.value)} {interval(v)}"] for k, v in ordered])
+        out += _table(
+            ["scored alongside", "ratio to LOO, 95%"], [[k, f"{number(v.value)} {interval(v)}"] for k, v in ordered]
+        )
     out += ["", f"## Where the time goes ({found.clock} seconds)", ""]
     rows = [
         [
@@ -135,7 +151,13 @@ def comparison_markdown(found: Analysis, command: str) -> str:
         ]
         out += _table(["arm", "rate", "final, 95%", "hold-out", "collapsed"], rows)
     if any(a.times.shares["critic"] > 0.005 for a in found.arms):
-        out += ["", "## PREDICTION: a token-level critic at 1 to 8 billion parameters", "", f"Not measured. {assumptions()}", ""]
+        out += [
+            "",
+            "## PREDICTION: a token-level critic at 1 to 8 billion parameters",
+            "",
+            f"Not measured. {assumptions()}",
+            "",
+        ]
         rows = [
             [
                 p.model,

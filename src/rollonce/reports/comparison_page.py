@@ -82,16 +82,23 @@ def render_comparison(found: Analysis, command: str) -> str:
         command: What made it, shown at the end.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(
-        number=number, interval=interval, percent=percent, points=points, bracket=bracket, percent_interval=percent_interval, rate=rate,
+        number=number, interval=interval, percent=percent, points=points, bracket=bracket,
+        percent_interval=percent_interval, rate=rate,
         time=seconds, count=count, isnan=math.isnan, p_text=p_text,
     )  # fmt: skip
     environment.filters.update(sub=subscript, wbr=breakable)
     lines = [Line(arm.name, k % COLOURS, [p.rollouts for p in arm.curve], [_times_100(p.level) for p in arm.curve])
              for k, arm in enumerate(found.arms)]  # fmt: skip
-    by_seconds = [line._replace(x=[p.seconds for p in arm.curve], name=arm.name) for line, arm in zip(lines, found.arms, strict=True)]
+    by_seconds = [
+        line._replace(x=[p.seconds for p in arm.curve], name=arm.name)
+        for line, arm in zip(lines, found.arms, strict=True)
+    ]
     clock = "CPU" if found.clock == "cpu" else "Wall-clock"
     names = ", ".join(a.name for a in found.arms)
     with_critic = any(a.times.shares["critic"] > 0.005 for a in found.arms)
@@ -137,11 +144,11 @@ def assumptions() -> str:
     """What the critic's cost model assumes, in a sentence."""
     s = Setup()
     return (
-        f"Assumed: {s.rollouts} rollouts a step of {s.prompt} prompt and {s.response} response tokens on {s.gpus} GPUs of "
-        f"{s.flops / 1e12:.0f} TFLOP/s and {s.bandwidth / 1e12:.2f} TB/s; training at {s.mfu:.0%} of the peak, forward passes at "
-        f"{s.mfu_prefill:.0%}, decoding {s.rows} sequences a GPU at {s.bandwidth_use:.0%} of the bandwidth; "
-        f"activations {'recomputed' if s.recompute else 'kept'}; "
-        f"{s.critic_epochs} epoch of the critic; nothing overlaps."
+        f"Assumed: {s.rollouts} rollouts a step of {s.prompt} prompt and {s.response} response tokens on {s.gpus} GPUs "
+        f"of {s.flops / 1e12:.0f} TFLOP/s and {s.bandwidth / 1e12:.2f} TB/s; training at {s.mfu:.0%} of the peak, "
+        f"forward passes at {s.mfu_prefill:.0%}, decoding {s.rows} sequences a GPU at {s.bandwidth_use:.0%} of the "
+        f"bandwidth; activations {'recomputed' if s.recompute else 'kept'}; {s.critic_epochs} epoch of the critic; "
+        "nothing overlaps."
     )
 
 
@@ -162,7 +169,8 @@ def _table(found: Analysis, mode: str) -> dict[str, Any]:
     middle = [e.value for e in levels.values()]
     room = max(15.0, max(middle) - min(middle))
     level_scale = linear_scale(
-        [Estimate(e.value, max(e.low, min(middle) - room), min(e.high, max(middle) + room)) for e in levels.values()] + ticks
+        [Estimate(e.value, max(e.low, min(middle) - room), min(e.high, max(middle) + room)) for e in levels.values()]
+        + ticks
     )
     widest = max((abs(e.value) for e in gaps.values()), default=1.0)
     scale = linear_scale(list(gaps.values()), zero=True, cap=max(3 * widest, 10.0))
@@ -184,7 +192,13 @@ def _table(found: Analysis, mode: str) -> dict[str, Any]:
                 "" if gap is None else bracket(Estimate(*(v / 100 for v in gap))),
             )
         )
-    return {"mode": mode, "rows": rows, "level_axis": svg.axis(level_scale), "axis": svg.axis(scale), "zero": scale.at(0.0)}
+    return {
+        "mode": mode,
+        "rows": rows,
+        "level_axis": svg.axis(level_scale),
+        "axis": svg.axis(scale),
+        "zero": scale.at(0.0),
+    }
 
 
 def _sub(arm: ArmSummary) -> str:
@@ -202,7 +216,13 @@ def _pairings(found: Analysis) -> list[tuple[str, str]]:
 
 def _cell(text: str, value: float, full: float, kind: str, title: str) -> dict[str, str]:
     strength = 0.0 if math.isnan(value) else min(abs(value) / full, 1.0)
-    return {"text": text, "way": "up" if value > 0 else "down", "kind": kind, "strength": f"{55 * strength:.0f}%", "interval": title}
+    return {
+        "text": text,
+        "way": "up" if value > 0 else "down",
+        "kind": kind,
+        "strength": f"{55 * strength:.0f}%",
+        "interval": title,
+    }
 
 
 def _families(found: Analysis) -> list[dict[str, Any]]:
@@ -216,7 +236,9 @@ def _families(found: Analysis) -> list[dict[str, Any]]:
             sure = "won" if c.p_holm < 0.05 else ""
             cells.append(_cell(points(c.difference.value, 0), c.difference.value, 0.3, sure, bracket(c.difference)))
         level = f.cells[found.reference].level.value
-        out.append({"family": f.family or "(none)", "n_items": f.n_items, "start": f.start, "level": level, "cells": cells})
+        out.append(
+            {"family": f.family or "(none)", "n_items": f.n_items, "start": f.start, "level": level, "cells": cells}
+        )
     return out
 
 
@@ -233,7 +255,12 @@ def _shadow(found: Analysis) -> dict[str, Any]:
             cells.append(_cell(number(own.value), value, math.log(1.6), "" if kind == "even" else kind, interval(own)))
         bar = svg.interval_bar(ratio, scale, kind_of(ratio))
         rows.append({"label": label, "ratio": ratio, "kind": kind_of(ratio), "bar": bar, "cells": cells})
-    return {"shadow": rows, "shadow_axis": svg.axis(scale), "shadow_one": scale.at(1.0), "shadow_sentence": shadow_sentence(found)}
+    return {
+        "shadow": rows,
+        "shadow_axis": svg.axis(scale),
+        "shadow_one": scale.at(1.0),
+        "shadow_sentence": shadow_sentence(found),
+    }
 
 
 def _times(found: Analysis) -> list[dict[str, Any]]:
@@ -242,7 +269,14 @@ def _times(found: Analysis) -> list[dict[str, Any]]:
     for a in found.arms:
         ratio = a.times.ratio
         text = f"× {number(ratio.value)} {interval(ratio)}" if math.isfinite(ratio.value) else ""
-        out.append({"name": a.name, "bar": stack(a.times.per_step, longest), "total": sum(a.times.per_step.values()), "ratio": text})
+        out.append(
+            {
+                "name": a.name,
+                "bar": stack(a.times.per_step, longest),
+                "total": sum(a.times.per_step.values()),
+                "ratio": text,
+            }
+        )
     return out
 
 
@@ -251,14 +285,21 @@ def _rates(found: Analysis) -> dict[str, Any]:
         return {"rates_figure": "", "rates_legend": []}
     names = [a.name for a in found.arms]
     lines = [
-        Line(c.base, names.index(c.base) % COLOURS, [p.rate for p in c.points], [_times_100(p.final.estimate) for p in c.points])
+        Line(
+            c.base,
+            names.index(c.base) % COLOURS,
+            [p.rate for p in c.points],
+            [_times_100(p.final.estimate) for p in c.points],
+        )
         for c in found.rates
         if all(p.rate > 0 for p in c.points)
     ]
     marks = sorted({x for line in lines for x in line.x})
     if len(marks) > 6:
         marks = marks[:: math.ceil(len(marks) / 6)]
-    figure = chart(lines, "learning rate", "Final accuracy against learning rate", log=True, marks=marks) if lines else ""
+    figure = (
+        chart(lines, "learning rate", "Final accuracy against learning rate", log=True, marks=marks) if lines else ""
+    )
     return {"rates_figure": figure, "rates_legend": [(line.name, line.colour) for line in lines]}
 
 

@@ -1,4 +1,5 @@
-"""Figures of a comparison: learning curves, level against learning rate, seeds behind an interval, and where time goes."""
+"""Figures of a comparison: learning curves, level against learning rate, seeds behind an interval, and where time
+goes."""
 
 from __future__ import annotations
 
@@ -55,13 +56,17 @@ def linear_scale(estimates: Sequence[Estimate], *, zero: bool = False, cap: floa
 def seed_bar(estimate: Estimate, seeds: Sequence[float], scale: Scale, kind: str = "") -> Markup:
     """An interval with the value of each seed as a small tick above it."""
     ticks = [
-        Markup('<line class="seed" x1="{0}%" x2="{0}%" y1="1" y2="5"/>').format(_px(scale.at(v))) for v in seeds if not scale.beyond(v)
+        Markup('<line class="seed" x1="{0}%" x2="{0}%" y1="1" y2="5"/>').format(_px(scale.at(v)))
+        for v in seeds
+        if not scale.beyond(v)
     ]
     bar = str(interval_bar(estimate, scale, kind))
     return Markup(bar.replace("</svg>", str(Markup("").join(ticks)) + "</svg>", 1))
 
 
-def chart(lines: Sequence[Line], x_title: str, label: str, *, log: bool = False, marks: Sequence[float] | None = None) -> Markup:
+def chart(
+    lines: Sequence[Line], x_title: str, label: str, *, log: bool = False, marks: Sequence[float] | None = None
+) -> Markup:
     """Levels in per cent against a quantity.
 
     Args:
@@ -71,7 +76,12 @@ def chart(lines: Sequence[Line], x_title: str, label: str, *, log: bool = False,
         marks: Values on the x axis; round ones by default.
     """
     xs = [x for line in lines for x in line.x if math.isfinite(x)]
-    ys = [v for line in lines for i, e in enumerate(line.levels) for v in _ends(e, len(lines) <= BANDS or log or i == len(line.levels) - 1)]
+    ys = [
+        v
+        for line in lines
+        for i, e in enumerate(line.levels)
+        for v in _ends(e, len(lines) <= BANDS or log or i == len(line.levels) - 1)
+    ]
     if len(set(xs)) < 2 or not ys:
         return Markup("")
     x_low, x_high = (math.log(min(xs)), math.log(max(xs))) if log else (min(xs), max(xs))
@@ -96,22 +106,38 @@ def chart(lines: Sequence[Line], x_title: str, label: str, *, log: bool = False,
         text = f"{v:.0e}".replace("e-0", "e-").replace("e+0", "e") if log else _thousands(v)
         x = across(v)
         anchor = "end" if x > WIDTH - RIGHT - 8 else "middle"
-        parts.append(Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_px(x), HEIGHT - BOTTOM + 13, anchor, text))
+        parts.append(
+            Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_px(x), HEIGHT - BOTTOM + 13, anchor, text)
+        )
     if len(lines) <= BANDS and not log:
         parts += [_band(line, across, down) for line in lines]
     for k, line in enumerate(lines):
         shift = (k - (len(lines) - 1) / 2) * 2.4  # so that whiskers at the same x stand side by side
         at = [
-            (across(x) + (shift if log else 0), down(e.value)) for x, e in zip(line.x, line.levels, strict=True) if math.isfinite(e.value)
+            (across(x) + (shift if log else 0), down(e.value))
+            for x, e in zip(line.x, line.levels, strict=True)
+            if math.isfinite(e.value)
         ]
         path = " ".join(f"{_px(x)},{_px(y)}" for x, y in at)
-        parts.append(Markup('<polyline class="c{}" points="{}"><title>{}</title></polyline>').format(line.colour, path, line.name))
-        whiskers = range(len(line.levels)) if log else range(len(line.levels) - 1, len(line.levels)) if len(lines) > BANDS else ()
+        parts.append(
+            Markup('<polyline class="c{}" points="{}"><title>{}</title></polyline>').format(
+                line.colour, path, line.name
+            )
+        )
+        whiskers = (
+            range(len(line.levels))
+            if log
+            else range(len(line.levels) - 1, len(line.levels))
+            if len(lines) > BANDS
+            else ()
+        )
         for i in whiskers:
             e, x = line.levels[i], across(line.x[i]) + (shift if log else -max(0.0, 12 - (k % 6) * 2.4))
             if math.isfinite(e.low):
                 parts.append(_whisker(line.colour, x, down(e.low), down(e.high)))
-        parts += [Markup('<circle class="c{}" cx="{}" cy="{}" r="2.4"/>').format(line.colour, _px(x), _px(y)) for x, y in at]
+        parts += [
+            Markup('<circle class="c{}" cx="{}" cy="{}" r="2.4"/>').format(line.colour, _px(x), _px(y)) for x, y in at
+        ]
     title = Markup('<text class="title" x="{}" y="{}" text-anchor="middle">{}</text>').format(
         (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_title
     )
@@ -127,12 +153,14 @@ def stack(seconds: dict[str, float], longest: float) -> Markup:
         width = 100 * value / longest if longest > 0 else 0.0
         if width > 0:
             parts.append(
-                Markup('<rect class="part {}" x="{}%" y="4" width="{}%" height="14"><title>{} {:.3g} s</title></rect>').format(
-                    name, _px(x), _px(width), name, value
-                )
+                Markup(
+                    '<rect class="part {}" x="{}%" y="4" width="{}%" height="14"><title>{} {:.3g} s</title></rect>'
+                ).format(name, _px(x), _px(width), name, value)
             )
         x += width
-    return Markup('<svg class="bar" width="100%" height="22" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
+    return Markup('<svg class="bar" width="100%" height="22" aria-hidden="true">{}</svg>').format(
+        Markup("").join(parts)
+    )
 
 
 def _ends(e: Estimate, with_interval: bool) -> list[float]:
@@ -140,21 +168,27 @@ def _ends(e: Estimate, with_interval: bool) -> list[float]:
 
 
 def _band(line: Line, across: Callable[[float], float], down: Callable[[float], float]) -> Markup:
-    inside = [(across(x), down(e.low), down(e.high)) for x, e in zip(line.x, line.levels, strict=True) if math.isfinite(e.low)]
+    inside = [
+        (across(x), down(e.low), down(e.high)) for x, e in zip(line.x, line.levels, strict=True) if math.isfinite(e.low)
+    ]
     if len(inside) < 2:
         return Markup("")
     edge = [(x, high) for x, _, high in inside] + [(x, low) for x, low, _ in reversed(inside)]
-    return Markup('<polygon class="band c{}" points="{}"/>').format(line.colour, " ".join(f"{_px(x)},{_px(y)}" for x, y in edge))
+    return Markup('<polygon class="band c{}" points="{}"/>').format(
+        line.colour, " ".join(f"{_px(x)},{_px(y)}" for x, y in edge)
+    )
 
 
 def _whisker(colour: int, x: float, low: float, high: float) -> Markup:
-    return Markup('<line class="whisker c{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(colour, _px(x), _px(x), _px(low), _px(high))
+    return Markup('<line class="whisker c{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+        colour, _px(x), _px(x), _px(low), _px(high)
+    )
 
 
 def _y_mark(y: float, text: str) -> Markup:
-    return Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>').format(
-        LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text
-    )
+    return Markup(
+        '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>'
+    ).format(LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text)
 
 
 def _plain(value: float) -> str:

@@ -27,7 +27,8 @@ from rollonce.reports.words import interval, number
 
 
 def print_comparison(console: Console, found: Analysis) -> None:
-    """Verdict, final accuracies with differences, time, what else there is in a sentence, and what could not be used."""
+    """Verdict, final accuracies with differences, time, what else there is in a sentence, and what could not be
+    used."""
     verdict = comparison_verdict(found)
 
     def say(text: str, style: str = "") -> None:
@@ -39,7 +40,10 @@ def print_comparison(console: Console, found: Analysis) -> None:
         say(line)
     for mode in found.modes:
         console.print()
-        say(f"Final accuracy, {mode}, {found.n_items} {'hold-out' if found.final_split == 'holdout' else 'test'} items", "dim")
+        say(
+            f"Final accuracy, {mode}, {found.n_items} {'hold-out' if found.final_split == 'holdout' else 'test'} items",
+            "dim",
+        )
         console.print(_finals(console, found, mode))
     say("95% intervals over seeds and items; coloured: p < .05 after Holm's correction.", "dim")
     console.print()

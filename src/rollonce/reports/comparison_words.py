@@ -71,7 +71,8 @@ def rate(value: float) -> str:
 
 
 def outcome(difference: Difference, mode: str = "sampled") -> str:
-    """``better``, ``worse``, ``even`` (no difference could be shown) or ``unknown`` (no interval), by Holm's p and the interval."""
+    """``better``, ``worse``, ``even`` (no difference could be shown) or ``unknown`` (no interval), by Holm's p and the
+    interval."""
     crossed = difference.final[mode]
     if crossed.unknown:
         return "unknown"
@@ -93,9 +94,13 @@ def comparison_verdict(found: Analysis) -> ComparisonVerdict:
     runs = f"{n_seeds[0]} seeds" if len(n_seeds) == 1 else f"{n_seeds[0]} to {n_seeds[-1]} seeds"
     reasons = {d.final[mode].unknown for d in others}
     if reasons == {"one seed"}:
-        return ComparisonVerdict("One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(found))
+        return ComparisonVerdict(
+            "One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(found)
+        )
     if reasons == {"one item"}:
-        return ComparisonVerdict("One item cannot tell arms apart: what another item would have given is not known.", _more(found))
+        return ComparisonVerdict(
+            "One item cannot tell arms apart: what another item would have given is not known.", _more(found)
+        )
     if len(groups["unknown"]) == len(others):
         return ComparisonVerdict(f"Nothing can be said of differences to {reference}.", _more(found, unknown=others))
     parts = []
@@ -103,12 +108,18 @@ def comparison_verdict(found: Analysis) -> ComparisonVerdict:
         if groups[kind]:
             parts.append(f"{_list([_named(d, mode) for d in groups[kind]])} ended {word} {reference}")
     if not parts:
-        names = _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"any of {len(groups['even'])} arms"
+        names = (
+            _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"any of {len(groups['even'])} arms"
+        )
         headline = f"No difference to {reference} could be shown for {names}, with {runs} each."
         return ComparisonVerdict(headline, _more(found, groups["even"], groups["unknown"]))
     headline = "; ".join(parts) + "."
     if groups["even"]:
-        rest = _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"the other {len(groups['even'])} arms"
+        rest = (
+            _list([d.arm for d in groups["even"]])
+            if len(groups["even"]) < 4
+            else f"the other {len(groups['even'])} arms"
+        )
         headline += f" No difference could be shown for {rest}."
     return ComparisonVerdict(headline, _more(found, groups["even"], groups["unknown"]))
 
@@ -121,19 +132,25 @@ def _more(found: Analysis, even: Sequence[Difference] = (), unknown: Sequence[Di
     out = seeds_sentences(found, even) + _unknown_sentences(found, unknown)
     if (n := len(found.differences)) > 1:
         out.append(
-            f"{n} arms are held against {found.reference}: what is called a difference has p < .05 after Holm's correction, and what would "
-            f"have shown or how many seeds it takes is at .05 / {n}; intervals are 95% each. The others are not compared with each other: "
-            "--reference NAME does that."
+            f"{n} arms are held against {found.reference}: what is called a difference has p < .05 after Holm's "
+            f"correction, and what would have shown or how many seeds it takes is at .05 / {n}; intervals are 95% "
+            "each. The others are not compared with each other: --reference NAME does that."
         )
     slower = [a for a in found.arms if a.times.shares["critic"] > 0.005]
     for arm in slower:
         ratio = arm.times.ratio
-        relative = f"; a rollout costs {number(ratio.value)} times {found.reference}'s" if math.isfinite(ratio.value) else ""
+        relative = (
+            f"; a rollout costs {number(ratio.value)} times {found.reference}'s" if math.isfinite(ratio.value) else ""
+        )
         clock = "CPU" if found.clock == "cpu" else "wall-clock"
-        out.append(f"{arm.name} spends {percent(arm.times.shares['critic'], 0)} of its {clock} time on its critic{relative}.")
+        out.append(
+            f"{arm.name} spends {percent(arm.times.shares['critic'], 0)} of its {clock} time on its critic{relative}."
+        )
     collapsed = [a for a in found.arms if a.n_collapsed]
     if collapsed:
-        out.append("Collapsed: " + _list([f"{a.n_collapsed} of {len(a.seeds)} runs of {a.name}" for a in collapsed]) + ".")
+        out.append(
+            "Collapsed: " + _list([f"{a.n_collapsed} of {len(a.seeds)} runs of {a.name}" for a in collapsed]) + "."
+        )
     if found.left_out:
         arms = sorted({x.arm for x in found.left_out})
         n = len(found.left_out)
@@ -142,7 +159,8 @@ def _more(found: Analysis, even: Sequence[Difference] = (), unknown: Sequence[Di
 
 
 def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
-    """What could not be shown, what is still possible, and what it would take to know; arms with the same answer together."""
+    """What could not be shown, what is still possible, and what it would take to know; arms with the same answer
+    together."""
     mode, wanted = found.modes[0], found.settings.difference
     d = number(100 * wanted, 1).removesuffix(".0")
     unit = "1 point" if d == "1" else f"{d} points"
@@ -150,7 +168,10 @@ def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
     for difference in even:
         crossed, needed = difference.final[mode], difference.seeds_needed
         if needed is None:
-            what = f"no number of seeds would tell a difference of {unit} on these {found.n_items} items: more items are needed"
+            what = (
+                f"no number of seeds would tell a difference of {unit} on these {found.n_items} items: more items are "
+                "needed"
+            )
         elif needed <= crossed.n_seeds:
             what = f"a true difference of {unit} would most likely have shown"
         else:
@@ -163,11 +184,15 @@ def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
 
 
 def _unknown_sentences(found: Analysis, unknown: Sequence[Difference]) -> list[str]:
-    """Arms without a verdict, and why; a table in which nothing varies shows neither a difference nor that there is none."""
+    """Arms without a verdict, and why; a table in which nothing varies shows neither a difference nor that there is
+    none."""
     why = {
         "one seed": "one seed, so there is no interval and no verdict",
         "one item": "one item, so there is no interval and no verdict",
-        "no spread": "the same with every seed and item, so nothing is known of what others would have given, and there is no verdict",
+        "no spread": (
+            "the same with every seed and item, so nothing is known of what others would have given, and there is no "
+            "verdict"
+        ),
     }
     grouped: dict[str, list[str]] = {}
     for d in unknown:
@@ -214,11 +239,15 @@ def rates_sentence(found: Analysis) -> list[str]:
 
 
 def left_out_lines(found: Analysis) -> list[str]:
-    """Runs that could not be used, those with the same reason together: ``grpo, seeds 1 and 2: has not been started``."""
+    """Runs that could not be used, those with the same reason together: ``grpo, seeds 1 and 2: has not been
+    started``."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for x in found.left_out:
         grouped.setdefault((x.arm, x.reason), []).append(x.seed)
-    return [f"{arm}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}" for (arm, reason), seeds in grouped.items()]
+    return [
+        f"{arm}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}"
+        for (arm, reason), seeds in grouped.items()
+    ]
 
 
 def _list(names: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
-"""The page and the Markdown of a pre-registered experiment: everything that its records say, drawn from the run's directory alone."""
+"""The page and the Markdown of a pre-registered experiment: everything that its records say, drawn from the run's
+directory alone."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def write_report(directory: Path, command: str, outcome: Outcome) -> tuple[Path,
     """
     facts = gather(directory, command, outcome)
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     page, text = directory / "report.html", directory / "report.md"
     write_whole(page, environment.get_template("experiment.html").render(**facts).encode("utf-8", "backslashreplace"))
@@ -96,7 +100,8 @@ def gather(directory: Path, command: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def trace(directory: Path, record: Record) -> Trace:
-    """Reward, and how the baseline and the LOO mean spread over the tasks of a step (their means are the mean reward, or near it)."""
+    """Reward, and how the baseline and the LOO mean spread over the tasks of a step (their means are the mean reward,
+    or near it)."""
     name = record.stage.partition(":")[2]
     steps = load_steps(directory / f"arms/{name}.steps.jsonl")
     out = Trace(name, [], [], [], [], [], [])
@@ -141,13 +146,27 @@ def _figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
         return []
     names = [t.arm for t in traces]
     out = [
-        _figure("Mean reward of each step", [smooth(t.reward) for t in traces], names, "training reward, mean of five steps"),
-        _figure("Mean |b − LOO mean|", [t.gap for t in traces], names, "how far the arm's baseline lies from a plain leave-one-out mean"),
-        _figure("Standard deviation of the advantages", [t.advantage_sd for t in traces], names, "what the update is scaled by"),
+        _figure(
+            "Mean reward of each step", [smooth(t.reward) for t in traces], names, "training reward, mean of five steps"
+        ),
+        _figure(
+            "Mean |b − LOO mean|",
+            [t.gap for t in traces],
+            names,
+            "how far the arm's baseline lies from a plain leave-one-out mean",
+        ),
+        _figure(
+            "Standard deviation of the advantages",
+            [t.advantage_sd for t in traces],
+            names,
+            "what the update is scaled by",
+        ),
     ]
     for t in traces:
         about = "standard deviation over the tasks of a step: how far each tells tasks apart"
-        out.append(_figure(f"{t.arm}: spread of b and of the LOO mean", [t.spread, t.loo_spread], ["b", "LOO mean"], about))
+        out.append(
+            _figure(f"{t.arm}: spread of b and of the LOO mean", [t.spread, t.loo_spread], ["b", "LOO mean"], about)
+        )
     return out
 
 
@@ -176,15 +195,22 @@ def lines(series: Sequence[Sequence[float]], label: str) -> Markup:
         v = low + (high - low) * k / 4
         parts.append(
             Markup(
-                '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/><text x="{}" y="{:.1f}" text-anchor="end">{}</text>'
+                '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>'
+                '<text x="{}" y="{:.1f}" text-anchor="end">{}</text>'
             ).format(LEFT, WIDTH - RIGHT, y(v), y(v), LEFT - 5, y(v) + 3.5, f"{v:.3g}")
         )
     for i in sorted({0, (n - 1) // 2, n - 1}):
-        parts.append(Markup('<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(x(i), HEIGHT - BOTTOM + 13, i + 1))
+        parts.append(
+            Markup('<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(x(i), HEIGHT - BOTTOM + 13, i + 1)
+        )
     for k, s in enumerate(series):
         path = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(s) if math.isfinite(v))
         parts.append(Markup('<polyline class="s{}" points="{}"/>').format(k % 3 + 1, path))
-    parts.append(Markup('<text class="title" x="{}" y="{}" text-anchor="middle">step</text>').format((LEFT + WIDTH) / 2, HEIGHT - 2))
+    parts.append(
+        Markup('<text class="title" x="{}" y="{}" text-anchor="middle">step</text>').format(
+            (LEFT + WIDTH) / 2, HEIGHT - 2
+        )
+    )
     return Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         WIDTH, HEIGHT, label, Markup("").join(parts)
     )
@@ -201,7 +227,11 @@ def markdown(f: dict[str, Any]) -> str:
     if f["criteria"]:
         rows = []
         for c in f["criteria"]:
-            for name, key in (("Hoeffding (decides)", "hoeffding"), ("empirical Bernstein", "bernstein"), ("betting", "betting")):
+            for name, key in (
+                ("Hoeffding (decides)", "hoeffding"),
+                ("empirical Bernstein", "bernstein"),
+                ("betting", "betting"),
+            ):
                 i = c[key]
                 rows.append([c["id"], name, f"{i['value']:+.4f}", f"[{i['low']:+.4f}, {i['high']:+.4f}]"])
             if c["mcnemar"]:
@@ -211,12 +241,19 @@ def markdown(f: dict[str, Any]) -> str:
         out += ["## Verdict", "", *_table(["criterion", "method", "difference", "interval"], rows), ""]
     if f["evaluations"]:
         rows = [
-            [n, e["items"], number(e["accuracy"]), number(e["truncated"]), len(e["over_time_limit"])] for n, e in f["evaluations"].items()
+            [n, e["items"], number(e["accuracy"]), number(e["truncated"]), len(e["over_time_limit"])]
+            for n, e in f["evaluations"].items()
         ]
         out += ["## Evaluation", "", *_table(["arm", "items", "accuracy", "truncated", "over time limit"], rows), ""]
     if f["checks"]:
         rows = [
-            ["passed" if c.passed else "**failed**", c.metric, ", ".join(map(number, c.values)), number(c.min), number(c.max)]
+            [
+                "passed" if c.passed else "**failed**",
+                c.metric,
+                ", ".join(map(number, c.values)),
+                number(c.min),
+                number(c.max),
+            ]
             for c in f["checks"]
         ]
         out += ["## Activation gate", "", *_table(["", "metric", "measured", "min", "max"], rows), ""]
@@ -235,7 +272,12 @@ def markdown(f: dict[str, Any]) -> str:
                     number(x.get("self_weight_max")),
                 ]
             )
-        out += ["## Executed", "", *_table(["arm", "steps", "group size", "rollouts a step", "learning rate", "own weight, max"], rows), ""]
+        out += [
+            "## Executed",
+            "",
+            *_table(["arm", "steps", "group size", "rollouts a step", "learning rate", "own weight, max"], rows),
+            "",
+        ]
     for t in f["traces"]:
         every = max(1, len(t.steps) // 10)
         rows = [
@@ -247,7 +289,13 @@ def markdown(f: dict[str, Any]) -> str:
     out += ["## Deviations and remarks", "", *([f"- {d}" for d in f["deviations"]] or ["- none"]), ""]
     rows = [[r.index, r.stage, r.status, seconds(r.seconds), r.hash[:12]] for r in f["records"]]
     out += ["## Records", "", *_table(["", "stage", "status", "time", "hash"], rows), ""]
-    out += [f"Specification sha256 `{f['sha256']}`; head of the chain `{f['head']}`.", "", "## Commands", "", f"    {f['command']}"]
+    out += [
+        f"Specification sha256 `{f['sha256']}`; head of the chain `{f['head']}`.",
+        "",
+        "## Commands",
+        "",
+        f"    {f['command']}",
+    ]
     out += [f"    {e['command']}" for e in f["executed"].values() if e.get("command")]
     return "\n".join(out) + "\n"
 
@@ -259,7 +307,8 @@ def _gate_lines(g: dict[str, Any] | None) -> list[str]:
         return [f"Calibration: {g['n_tasks']} tasks, mean reward {number(g['mean_reward'])}; {g['note']}.", ""]
     ends = f", 95% over tasks [{g['interval'][0]:.3f}, {g['interval'][1]:.3f}]" if g["interval"] else ""
     return [
-        f"B_eff {g['b_eff']:.2f} against {g['loo']:.2f} of the LOO mean at B = {g['batch_size']}: ratio {g['ratio']:.4f} by the recipe "
+        f"B_eff {g['b_eff']:.2f} against {g['loo']:.2f} of the LOO mean at B = {g['batch_size']}: ratio "
+        f"{g['ratio']:.4f} by the recipe "
         f"(Monte-Carlo error {g['ratio_se']:.4f}), {g['closed_form']:.4f} in closed form{ends}. "
         f"s2 {g['s2']:.4f}, tau2 {g['tau2']:.4f}, mean reward {g['mean_reward']:.3f}, {g['n_tasks']} tasks.",
         "",
@@ -268,4 +317,8 @@ def _gate_lines(g: dict[str, Any] | None) -> list[str]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     cell = lambda v: str(v).replace("|", "\\|").replace("\n", " ")  # noqa: E731
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(map(cell, r)) + " |" for r in rows)]
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(map(cell, r)) + " |" for r in rows),
+    ]

@@ -52,7 +52,8 @@ def boards_json(boards: Sequence[Board], command: str) -> dict[str, Any]:
 
 
 def write_csv(path: str, boards: Sequence[Board]) -> None:
-    """One row a set and baseline, in the order of the board; ``rank`` is empty for what stands apart (``needs`` says why).
+    """One row a set and baseline, in the order of the board; ``rank`` is empty for what stands apart (``needs`` says
+    why).
 
     Raises:
         InputError: if the file cannot be written.
@@ -76,7 +77,17 @@ def write_csv(path: str, boards: Sequence[Board]) -> None:
                         s.advantage_variance,
                         s.explained,
                     ]
-                    row += [s.dead, s.window, s.window_asked, s.method, s.scored_as, s.n_batches, m.n_tasks, m.n_rollouts, m.snr.value]
+                    row += [
+                        s.dead,
+                        s.window,
+                        s.window_asked,
+                        s.method,
+                        s.scored_as,
+                        s.n_batches,
+                        m.n_tasks,
+                        m.n_rollouts,
+                        m.snr.value,
+                    ]
                     writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
     except OSError as error:
         raise cannot_write(path, error) from None

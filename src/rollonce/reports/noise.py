@@ -28,7 +28,8 @@ def print_noise(
     r = report
     console.print()
     console.print(
-        Text("gradient noise", style="bold"), Text(f"  batches of {r.batch_size}, {r.n_tasks} tasks x {r.group_size}", style="dim")
+        Text("gradient noise", style="bold"),
+        Text(f"  batches of {r.batch_size}, {r.n_tasks} tasks x {r.group_size}", style="dim"),
     )
     for sentence in verdict(r):
         console.print(Text(sentence))
@@ -49,16 +50,20 @@ def print_noise(
         console.print(Text("* counts its own reward; measured as its leave-one-out twin", style="dim"))
     console.print(
         Text(
-            "noise: trace of the batch gradient's covariance over that of LOO, below 1 is better. predicted: E[A^2] over LOO's, what "
-            "B_eff says. off by: noise over predicted. of it, norms: the part that comes from score norms going with advantages. "
-            "B_eff meas.: B times the oracle's noise over its own.",
+            "noise: trace of the batch gradient's covariance over that of LOO, below 1 is better. predicted: E[A^2] "
+            "over LOO's, what B_eff says. off by: noise over predicted. of it, norms: the part that comes from score "
+            "norms going with advantages. B_eff meas.: B times the oracle's noise over its own.",
             style="dim",
         )
     )
     if r.groups:
         console.print()
         console.print(
-            Text(f"Groups of G at the same {r.batch_size} rollouts (RLOO; GRPO without std is the same up to its scale):", style="dim")
+            Text(
+                f"Groups of G at the same {r.batch_size} rollouts (RLOO; GRPO without std is the same up to its "
+                "scale):",
+                style="dim",
+            )
         )
         console.print(_groups(r))
     console.print()
@@ -78,16 +83,24 @@ def verdict(report: NoiseReport) -> list[str]:
     rows = [r for r in report.rows if not r.scored_as and r.label != "LOO mean"]
     off = [r for r in rows if r.gap.low > 1 or r.gap.high < 1]
     size = float(np.exp(np.median([abs(np.log(r.gap.value)) for r in rows if r.gap.value > 0]))) - 1 if rows else 0.0
-    logs = np.array([[np.log(r.ratio.value), np.log(r.predicted.value)] for r in rows if r.ratio.value > 0 and r.predicted.value > 0])
+    logs = np.array(
+        [
+            [np.log(r.ratio.value), np.log(r.predicted.value)]
+            for r in rows
+            if r.ratio.value > 0 and r.predicted.value > 0
+        ]
+    )
     together = float(np.corrcoef(logs.T)[0, 1]) if len(logs) > 2 and (logs.std(axis=0) > 0).all() else np.nan
     out = [
-        f"B_eff is off by {size:.0%} in the median of {len(rows)} baselines; for {len(off)} the 95% interval excludes agreement."
+        f"B_eff is off by {size:.0%} in the median of {len(rows)} baselines; for {len(off)} the 95% interval excludes "
+        "agreement."
         + (f" Correlation of log noise with its prediction: {together:.2f}." if np.isfinite(together) else "")
     ]
     top = report.approximations.norm_top_share
     if top > 0.2:
         out.append(
-            f"A hundredth of the rollouts carries {top:.0%} of all squared gradient norms: a few decide, and intervals may be too short."
+            f"A hundredth of the rollouts carries {top:.0%} of all squared gradient norms: a few decide, and intervals "
+            "may be too short."
         )
     if report.winner == report.predicted_winner:
         out.append(f"Least noise that can be had: {report.winner}, as predicted.")
@@ -99,13 +112,17 @@ def verdict(report: NoiseReport) -> list[str]:
 def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
     """What the lag did, a sentence each."""
     return [
-        f"Log-probabilities differ by {ratio.mean_abs_log_ratio:.3g} nats a token in the mean (largest {ratio.max_abs_log_ratio:.3g}); a "
-        f"trajectory's has sd {ratio.rollout_log_ratio_sd:.3g}, so its weights are worth {ratio.effective_share:.0%} of the rollouts.",
+        f"Log-probabilities differ by {ratio.mean_abs_log_ratio:.3g} nats a token in the mean (largest "
+        f"{ratio.max_abs_log_ratio:.3g}); a trajectory's has sd {ratio.rollout_log_ratio_sd:.3g}, so its weights are "
+        f"worth {ratio.effective_share:.0%} of the rollouts.",
         f"Noise of LOO is {lag.noise:.2f} times that on-policy; "
         + (
             f"the true gradient keeps its direction by a cosine of {plain(lag.cosine)}."
             if np.isfinite(lag.cosine.value)
-            else "whether the true gradient keeps its direction cannot be told, for it is lost in the noise: more tasks or rollouts."
+            else (
+                "whether the true gradient keeps its direction cannot be told, for it is lost in the noise: more tasks "
+                "or rollouts."
+            )
         ),
     ]
 
@@ -146,7 +163,10 @@ def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
         ]
         if lagged:
             other = others.get(r.label)
-            cells += [Text(f"{other.ratio.value:.2f}" if other else "-"), Text(f"{other.predicted.value:.2f}" if other else "-")]
+            cells += [
+                Text(f"{other.ratio.value:.2f}" if other else "-"),
+                Text(f"{other.predicted.value:.2f}" if other else "-"),
+            ]
         table.add_row(*cells)
     return table
 
@@ -157,7 +177,9 @@ def _groups(report: NoiseReport) -> Table:
         table.add_column(name, justify="right")
     for g in report.groups:
         dead = f"{g.dead:.0%}" if np.isfinite(g.dead) else "-"
-        table.add_row(f"{g.group_size}", f"{g.tasks_per_step:g}", plain(g.ratio), plain(g.predicted), plain(g.ratio_none), dead)
+        table.add_row(
+            f"{g.group_size}", f"{g.tasks_per_step:g}", plain(g.ratio), plain(g.predicted), plain(g.ratio_none), dead
+        )
     return table
 
 
@@ -172,12 +194,26 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
             f"{a.norm_good_to_bad:.2f}",
             f"correlation with reward {a.norm_reward_correlation:.2f}",
         ),
-        ("  share of |g|^2 in 1% of the rollouts", f"{a.norm_top_share:.0%}", "1% if all are alike; large: a few rollouts decide"),
-        ("noise far above signal", plain(a.signal, 4), f"|true gradient|^2 over the noise of {report.batch_size} rollouts; 0 if it holds"),
-        ("on-policy", f"{ratio.mean_abs_log_ratio:.1e}", f"|log ratio| a token; largest {ratio.max_abs_log_ratio:.1e}; 0 if it holds"),
+        (
+            "  share of |g|^2 in 1% of the rollouts",
+            f"{a.norm_top_share:.0%}",
+            "1% if all are alike; large: a few rollouts decide",
+        ),
+        (
+            "noise far above signal",
+            plain(a.signal, 4),
+            f"|true gradient|^2 over the noise of {report.batch_size} rollouts; 0 if it holds",
+        ),
+        (
+            "on-policy",
+            f"{ratio.mean_abs_log_ratio:.1e}",
+            f"|log ratio| a token; largest {ratio.max_abs_log_ratio:.1e}; 0 if it holds",
+        ),
     ]
     if np.isfinite(a.rho.value):
-        rows.append(("between tasks over within (rho)", plain(a.rho, 3), "decides between one rollout per task and groups"))
+        rows.append(
+            ("between tasks over within (rho)", plain(a.rho, 3), "decides between one rollout per task and groups")
+        )
     if np.isfinite(a.denominator_cv):
         meaning = "sd over mean: left out by one denominator for all batches"
         rows.append(("token count of a batch", f"{a.denominator_cv:.1%}", meaning))

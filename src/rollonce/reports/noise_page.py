@@ -33,12 +33,21 @@ def write_noise_page(
         InputError: if it cannot be written.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["sub"] = subscript
     scale = svg.ratio_scale([e for r in report.rows for e in (r.ratio, r.predicted)] + [g.ratio for g in report.groups])
-    rows = [(r, _bar(r.ratio, r.predicted, scale), plain(r.ratio), f"{r.predicted.value:.2f}", plain(r.gap)) for r in report.rows]
-    groups = [(g, _bar(g.ratio, g.predicted, scale), plain(g.ratio), plain(g.predicted), plain(g.ratio_none)) for g in report.groups]
+    rows = [
+        (r, _bar(r.ratio, r.predicted, scale), plain(r.ratio), f"{r.predicted.value:.2f}", plain(r.gap))
+        for r in report.rows
+    ]
+    groups = [
+        (g, _bar(g.ratio, g.predicted, scale), plain(g.ratio), plain(g.predicted), plain(g.ratio_none))
+        for g in report.groups
+    ]
     page = environment.get_template("noise.html").render(
         report=report,
         gradients=gradients,
@@ -46,8 +55,12 @@ def write_noise_page(
         rows=rows,
         groups=groups,
         approximations=approximation_rows(report, gradients.on_policy),
-        lag_lines=lag_lines(lag, lagged_gradients.on_policy) if lag is not None and lagged_gradients is not None else [],
-        lagged_rows=[(r.label, plain(r.ratio), f"{r.predicted.value:.2f}", plain(r.gap)) for r in lagged.rows] if lagged else [],
+        lag_lines=lag_lines(lag, lagged_gradients.on_policy)
+        if lag is not None and lagged_gradients is not None
+        else [],
+        lagged_rows=[(r.label, plain(r.ratio), f"{r.predicted.value:.2f}", plain(r.gap)) for r in lagged.rows]
+        if lagged
+        else [],
         axis=svg.axis(scale),
         one=scale.at(1.0),
         command=command,

@@ -49,10 +49,19 @@ def render(boards: Sequence[Board], command: str) -> str:
         command: What made it, shown at the end.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(
-        number=number, significant=significant, interval=interval, precision=precision, capital=capital, math=math, min=min
+        number=number,
+        significant=significant,
+        interval=interval,
+        precision=precision,
+        capital=capital,
+        math=math,
+        min=min,
     )
     environment.filters.update(sub=subscript, wbr=breakable)
     sections = [_section(i, board) for i, board in enumerate(boards)]
@@ -64,7 +73,10 @@ def render(boards: Sequence[Board], command: str) -> str:
         sections=sections,
         overview=_overview(boards),
         matrix=_matrix(boards) if len(boards) > 1 else None,
-        snr=[(s["board"].name, s["id"], svg.interval_bar(e, snr_scale), significant(e)) for s, e in zip(sections, snrs, strict=True)],
+        snr=[
+            (s["board"].name, s["id"], svg.interval_bar(e, snr_scale), significant(e))
+            for s, e in zip(sections, snrs, strict=True)
+        ],
         snr_axis=svg.axis(snr_scale, -1),
         snr_one=svg.Scale.at(snr_scale, 1.0) if not snr_scale.beyond(1.0) else None,
         command=command,
@@ -79,14 +91,24 @@ def _title(boards: Sequence[Board]) -> str:
 def _headline(boards: Sequence[Board]) -> str:
     if len(boards) == 1:
         return verdict(boards[0]).headline
-    bests = [ratio for b in boards if (ratio := next((s.ratio for s in b.scores if math.isfinite(s.ratio.value)), None))]
+    bests = [
+        ratio for b in boards if (ratio := next((s.ratio for s in b.scores if math.isfinite(s.ratio.value)), None))
+    ]
     if not bests:
         return "No baseline could be ranked on any of these sets: see their notes."
     told = sum(ratio.low > 1 for ratio in bests)
     low, high = (number(f(r.value for r in bests)) for f in (min, max))
     spread = f"{low} to {high}" if low != high else low
-    on = f"all {len(boards)} sets" if told == len(boards) else f"{told} of {len(boards)} sets" if told else "none of them"
-    return f"The best baseline is worth {spread} times the plain leave-one-out mean; on {on} it can be told apart from it."
+    on = (
+        f"all {len(boards)} sets"
+        if told == len(boards)
+        else f"{told} of {len(boards)} sets"
+        if told
+        else "none of them"
+    )
+    return (
+        f"The best baseline is worth {spread} times the plain leave-one-out mean; on {on} it can be told apart from it."
+    )
 
 
 def subscript(text: str) -> Markup:
@@ -169,7 +191,9 @@ def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
         for score in board.scores:
             if math.isfinite(score.ratio.value) and score.ratio.value > 0:
                 cells.setdefault(score.label, {})[k] = score.ratio
-    mean = {label: math.exp(sum(math.log(r.value) for r in found.values()) / len(found)) for label, found in cells.items()}
+    mean = {
+        label: math.exp(sum(math.log(r.value) for r in found.values()) / len(found)) for label, found in cells.items()
+    }
     order = sorted(cells, key=lambda label: (len(cells[label]) < len(boards), -mean[label]))
     rows = []
     for label in order:
@@ -177,6 +201,13 @@ def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
         for k in range(len(boards)):
             ratio = cells[label].get(k)
             strength = 0.0 if ratio is None else min(abs(math.log(ratio.value)) / math.log(1.6), 1.0)
-            row.append((ratio, kind_of(ratio) if ratio else "", f"{55 * strength:.0f}%", "up" if ratio and ratio.value > 1 else "down"))
+            row.append(
+                (
+                    ratio,
+                    kind_of(ratio) if ratio else "",
+                    f"{55 * strength:.0f}%",
+                    "up" if ratio and ratio.value > 1 else "down",
+                )
+            )
         rows.append((label, row, mean[label] if len(cells[label]) == len(boards) else None))
     return {"names": [b.name for b in boards], "rows": rows}

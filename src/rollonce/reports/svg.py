@@ -1,7 +1,8 @@
-"""The page's plots as small SVGs: text stays text, colours are the page's CSS variables, so both colour schemes and print work.
+"""The page's plots as small SVGs: text stays text, colours are the page's CSS variables, so both colour schemes and
+print work.
 
-Interval bars use percentages, so that they are as wide as their cell and their dots stay round; the others have a view box about as
-wide as a phone, so that their text is readable there without zooming.
+Interval bars use percentages, so that they are as wide as their cell and their dots stay round; the others have a view
+box about as wide as a phone, so that their text is readable there without zooming.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def interval_bar(estimate: Estimate, scale: Scale, kind: str = "") -> Markup:
             parts.append(Markup('<text class="more" x="{}%" y="16" text-anchor="{}">{}</text>').format(x, anchor, sign))
     if not scale.beyond(estimate.value):
         parts.append(Markup('<circle class="dot" cx="{}%" cy="11" r="4.5"/>').format(_px(scale.at(estimate.value))))
-    return Markup('<svg class="bar {}" width="100%" height="22" aria-hidden="true">{}</svg>').format(kind, Markup("").join(parts))
+    return Markup('<svg class="bar {}" width="100%" height="22" aria-hidden="true">{}</svg>').format(
+        kind, Markup("").join(parts)
+    )
 
 
 def axis(scale: Scale, digits: int = 2) -> Markup:
@@ -90,7 +93,9 @@ def axis(scale: Scale, digits: int = 2) -> Markup:
         anchor = "start" if x < 6 else "end" if x > 94 else "middle"
         text = f"{value:g}" if digits < 0 else number(value, digits).rstrip("0").rstrip(".") or "0"
         parts.append(Markup('<text x="{}%" y="11" text-anchor="{}">{}</text>').format(_px(x), anchor, text))
-    return Markup('<svg class="axis" width="100%" height="14" aria-hidden="true">{}</svg>').format(Markup("").join(parts))
+    return Markup('<svg class="axis" width="100%" height="14" aria-hidden="true">{}</svg>').format(
+        Markup("").join(parts)
+    )
 
 
 def histogram(values: Sequence[float]) -> Markup:
@@ -154,9 +159,9 @@ def _figure(parts: Sequence[Markup], x_title: str, label: str) -> Markup:
 
 def _y_line(share: float, text: str) -> Markup:
     y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
-    return Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>').format(
-        LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text
-    )
+    return Markup(
+        '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>'
+    ).format(LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text)
 
 
 def _x_text(share: float, text: str) -> Markup:

@@ -15,8 +15,8 @@ from rollonce.reports.words import beats, interval, moments_sentence, number, pr
 from rollonce.scoring import Board, Estimate, GroupScore, Score, WatchScore
 
 GROUPS = (
-    "Groups of G at the same {} rollouts (the B_eff is of their baseline alone). One rollout per task has the smaller gradient variance "
-    "where rho, the between-task over the within-task gradient variance, is above the value given:"
+    "Groups of G at the same {} rollouts (the B_eff is of their baseline alone). One rollout per task has the smaller "
+    "gradient variance where rho, the between-task over the within-task gradient variance, is above the value given:"
 )
 _FANCY = {"line": "─", "dot": "●", "mark": "│", "low": "‹", "high": "›", "cross": "┼"}
 _PLAIN = {"line": "-", "dot": "o", "mark": "|", "low": "<", "high": ">", "cross": "+"}
@@ -39,7 +39,9 @@ def print_board(console: Console, board: Board) -> None:
         console.print(Text("* counts its own reward; scored as its leave-one-out twin", style="dim"))
     if board.apart:
         console.print()
-        console.print(Text("Apart: these need the same task again, or extra rollouts. Ceilings, not choices.", style="dim"))
+        console.print(
+            Text("Apart: these need the same task again, or extra rollouts. Ceilings, not choices.", style="dim")
+        )
         console.print(score_table(console, board.apart, levels, board.scores))
     if board.groups and math.isfinite(board.groups[0].crossing):
         console.print()
@@ -47,14 +49,20 @@ def print_board(console: Console, board: Board) -> None:
 
         console.print(group_table(board.groups))
     for note in board.notes:
-        console.print(Padding(Text(f"Note: {safe(console, note)}", style="yellow"), (1 if note is board.notes[0] else 0, 0, 0, 0)))
+        console.print(
+            Padding(Text(f"Note: {safe(console, note)}", style="yellow"), (1 if note is board.notes[0] else 0, 0, 0, 0))
+        )
 
 
-def score_table(console: Console, scores: Sequence[Score], levels: bool, scale_of: Sequence[Score] | None = None) -> Table:
+def score_table(
+    console: Console, scores: Sequence[Score], levels: bool, scale_of: Sequence[Score] | None = None
+) -> Table:
     """Baselines with B_eff, ratio to LOO and the ratio's interval as a bar with a mark at 1."""
     width = console.width
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("baseline", ratio=1 if width > 110 else None, overflow="fold", max_width=None if width > 110 else 24)
+    table.add_column(
+        "baseline", ratio=1 if width > 110 else None, overflow="fold", max_width=None if width > 110 else 24
+    )
     if levels:
         table.add_column("B_eff", justify="right", no_wrap=True)
         table.add_column("95%", no_wrap=True)
@@ -92,7 +100,9 @@ def group_table(groups: Sequence[GroupScore]) -> Table:
     for g in groups:
         dead = f"{g.dead_groups:.0%}" if math.isfinite(g.dead_groups) else "-"
         variance = f"{g.variance:.2f} + {g.group_size} rho"
-        table.add_row(f"{g.group_size}", f"{g.tasks_per_step:g}", number(g.b_eff, 1), variance, number(g.crossing, 3), dead)
+        table.add_row(
+            f"{g.group_size}", f"{g.tasks_per_step:g}", number(g.b_eff, 1), variance, number(g.crossing, 3), dead
+        )
     return table
 
 
@@ -110,12 +120,23 @@ def watch_view(console: Console, name: str, scores: Sequence[WatchScore]) -> Gro
     for score in scores:
         ratio = score.ratio
         style = "green" if ratio.low > 1 else "red" if ratio.high < 1 else ""
-        cells = [f"{score.mean_squared_advantage:.4g}", number(ratio.value, precision(ratio)), interval(ratio), number(score.recent)]
+        cells = [
+            f"{score.mean_squared_advantage:.4g}",
+            number(ratio.value, precision(ratio)),
+            interval(ratio),
+            number(score.recent),
+        ]
         bar = Text(draw_bar(ratio, low, high, size, can_draw(console)), style=style)
         label = score.label + ("*" if score.scored_as else "")
         table.add_row(Text(safe(console, label)), *(Text(safe(console, c)) for c in cells), bar)
-    head = Text.assemble((safe(console, name), "bold"), (f"  {scores[0].steps} steps, {scores[0].rows} rollouts", "dim"))
-    foot = [Text("* counts its own reward; scored as its leave-one-out twin", style="dim")] if any(s.scored_as for s in scores) else []
+    head = Text.assemble(
+        (safe(console, name), "bold"), (f"  {scores[0].steps} steps, {scores[0].rows} rollouts", "dim")
+    )
+    foot = (
+        [Text("* counts its own reward; scored as its leave-one-out twin", style="dim")]
+        if any(s.scored_as for s in scores)
+        else []
+    )
     return Group(head, table, *foot)
 
 

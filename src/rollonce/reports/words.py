@@ -14,7 +14,8 @@ class Verdict(NamedTuple):
     Attributes:
         headline: One sentence.
         more: Sentences that belong to it.
-        apart: True if the best baseline can be told apart from the LOO mean, False if not, None if that could not be known.
+        apart: True if the best baseline can be told apart from the LOO mean, False if not, None if that could not be
+            known.
     """
 
     headline: str
@@ -76,7 +77,11 @@ def verdict(board: Board) -> Verdict:
         return Verdict("No baseline could be ranked: see the notes.", [], None)
     best, loo, size = ranked[0], board.loo, board.batch_size
     if board.moments.s2.value == 0:
-        return Verdict(f"{capital(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.", [], None)
+        return Verdict(
+            f"{capital(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.",
+            [],
+            None,
+        )
     level = f"B_eff {number(best.b_eff.value, 1)} of {size}" if math.isfinite(best.b_eff.value) else ""
     if loo is not None and best.ratio.value <= 1.0005:
         tail = f": {level}" if level else ""
@@ -85,17 +90,27 @@ def verdict(board: Board) -> Verdict:
     told = beats(best)
     more: list[str] = []
     if told is None:
-        return Verdict(f"{capital(best.label)} is ahead, at {ratio} times the LOO mean{_and(level)}; no interval was computed.", more, None)
+        return Verdict(
+            f"{capital(best.label)} is ahead, at {ratio} times the LOO mean{_and(level)}; no interval was computed.",
+            more,
+            None,
+        )
     winners = [s for s in ranked if beats(s)]
     if told:
         headline = f"{capital(best.label)} does best: {_comma(level)}{ratio} times the LOO mean."
         close = [s for s in ranked[1:] if s.ratio.high > best.ratio.low and beats(s)]
         if close:
-            more.append(f"{len(close)} more beat LOO with intervals that overlap its own; the nearest is {close[0].label}.")
+            more.append(
+                f"{len(close)} more beat LOO with intervals that overlap its own; the nearest is {close[0].label}."
+            )
         return Verdict(headline, more, True)
-    headline = f"{capital(best.label)} is ahead at {ratio} times the LOO mean{_and(level)}, but cannot be told apart from it."
+    headline = (
+        f"{capital(best.label)} is ahead at {ratio} times the LOO mean{_and(level)}, but cannot be told apart from it."
+    )
     if winners:
-        more.append(f"What can be told apart from it: {winners[0].label}, at {with_interval(winners[0].ratio)} times LOO.")
+        more.append(
+            f"What can be told apart from it: {winners[0].label}, at {with_interval(winners[0].ratio)} times LOO."
+        )
     else:
         more.append("No baseline here can be told apart from LOO at this number of tasks.")
     return Verdict(headline, more, False)

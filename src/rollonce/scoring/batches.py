@@ -10,7 +10,8 @@ from rollonce.rollouts import IntArray
 
 @njit(cache=True)
 def _shuffle_heads(n: int, uniform_KM: np.ndarray) -> np.ndarray:
-    """The first M entries of K random permutations of range(n), in O(K M) time and O(n) memory (Fisher-Yates, undone after each)."""
+    """The first M entries of K random permutations of range(n), in O(K M) time and O(n) memory (Fisher-Yates, undone
+    after each)."""
     n_batches, m = uniform_KM.shape
     out = np.empty((n_batches, m), dtype=np.int64)
     order = np.arange(n)

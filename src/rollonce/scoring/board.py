@@ -92,12 +92,16 @@ class Board:
 
 
 def default_baselines(tasks: Tasks, window: int = 512) -> list[Baseline]:
-    """The baselines of `rollonce score`, unfitted: plain ones, the published examples, relatives, and their windowed forms.
+    """The baselines of `rollonce score`, unfitted: plain ones, the published examples, relatives, and their windowed
+    forms.
 
-    A declared column becomes a "same column" baseline of its own. With ``window=0`` there is no history: no windowed form and no critic.
+    A declared column becomes a "same column" baseline of its own. With ``window=0`` there is no history: no windowed
+    form and no critic.
     """
     families = [family_mean(c, window=w) for c in tasks.column_names for w in dict.fromkeys((0, window))]
-    windowed: list[Baseline] = [Kriging(window=window), Ridge(window=window), BoostedTrees(window=window)] if window else []
+    windowed: list[Baseline] = (
+        [Kriging(window=window), Ridge(window=window), BoostedTrees(window=window)] if window else []
+    )
     return [
         NoBaseline(),
         Constant(),
@@ -142,7 +146,8 @@ def score_rollouts(
         batch_size: B.
         window: Rows of history for the windowed defaults.
         n_batches, resamples, seed: See `Scorer`.
-        held_out: With a fraction in (0, 1): features are fitted on the other tasks and only this fraction is scored as targets.
+        held_out: With a fraction in (0, 1): features are fitted on the other tasks and only this fraction is scored as
+            targets.
         progress: Called with (label, done, total).
 
     Raises:
@@ -176,7 +181,9 @@ def score_rollouts(
         scores.append(scorer.score(baseline))
     if progress:
         progress("", len(chosen), len(chosen))
-    usable = sorted((s for s in scores if not s.needs), key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf)
+    usable = sorted(
+        (s for s in scores if not s.needs), key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf
+    )
     m = moments(rollouts, seed=seed)
     best = next((s for s in usable if np.isfinite(s.b_eff.value)), None)
     return Board(
@@ -197,7 +204,8 @@ def score_rollouts(
 def _curve(
     rollouts: Rollouts, m: Moments, chosen: Sequence[Baseline], usable: list[Score], seed: int
 ) -> dict[str, list[tuple[int, float]]]:
-    """B_eff against batch size: the LOO mean in closed form, the published kernel and the best in-batch baseline by simulation."""
+    """B_eff against batch size: the LOO mean in closed form, the published kernel and the best in-batch baseline by
+    simulation."""
     sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
     curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
@@ -207,7 +215,8 @@ def _curve(
     for label in dict.fromkeys(wanted):
         if label in by_label and label not in curve:
             curve[label] = [
-                (b, Scorer(rollouts, b, n_batches=300, resamples=0, seed=seed).score(by_label[label]).b_eff.value) for b in sizes
+                (b, Scorer(rollouts, b, n_batches=300, resamples=0, seed=seed).score(by_label[label]).b_eff.value)
+                for b in sizes
             ]
     return curve
 
@@ -216,30 +225,39 @@ def _notes(rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], 
     notes = []
     if not scorer.has_repeats:
         notes.append(
-            "Every task has a single rollout, so within-task noise (s2) and absolute B_eff cannot be known; baselines are ranked by "
+            "Every task has a single rollout, so within-task noise (s2) and absolute B_eff cannot be known; baselines "
+            "are ranked by "
             "E[A^2], whose ratio to LOO is the ratio of their B_eff. Sample some tasks twice or more for the level."
         )
     elif m.s2.value == 0:
         notes.append(
-            "All rollouts of each task earned the same reward, so s2 = 0 and B_eff is 0 for every baseline that errs at all: "
-            "there is no sampling noise to compare with. Check the reward, or sample at a higher temperature."
+            "All rollouts of each task earned the same reward, so s2 = 0 and B_eff is 0 for every baseline that errs "
+            "at all: there is no sampling noise to compare with. Check the reward, or sample at a higher temperature."
         )
     elif m.n_repeated < m.n_tasks:
-        notes.append(f"{m.n_tasks - m.n_repeated} of {m.n_tasks} tasks have a single rollout; s2 is taken from the other {m.n_repeated}.")
+        notes.append(
+            f"{m.n_tasks - m.n_repeated} of {m.n_tasks} tasks have a single rollout; s2 is taken from the other "
+            f"{m.n_repeated}."
+        )
     if np.ptp(rollouts.rewards_R) == 0:
-        notes.append(f"All {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: nothing can be learned or compared.")
+        notes.append(
+            f"All {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: nothing can be learned or compared."
+        )
     if scorer.has_repeats and m.tau2.value <= 0 < m.s2.value:
         notes.append(
-            "The tasks' means differ no more than by chance (tau2 <= 0): the batch mean is already as good as any baseline can be."
+            "The tasks' means differ no more than by chance (tau2 <= 0): the batch mean is already as good as any "
+            "baseline can be."
         )
     cut = [s for s in usable if s.window < s.window_asked]
     if cut:
         notes.append(
-            f"A window of {cut[0].window_asked} rows was asked for, but {m.n_tasks} tasks less a batch of {scorer.batch_size} leave "
-            f"{cut[0].window} other tasks; that many were used."
+            f"A window of {cut[0].window_asked} rows was asked for, but {m.n_tasks} tasks less a batch of "
+            f"{scorer.batch_size} leave {cut[0].window} other tasks; that many were used."
         )
     if m.same_prompt:
-        notes.append(f"{m.same_prompt} tasks share their prompt with another task id; windows never hold a task's own prompt.")
+        notes.append(
+            f"{m.same_prompt} tasks share their prompt with another task id; windows never hold a task's own prompt."
+        )
     if held_out:
         notes.append(f"Features were fitted on {1 - held_out:.0%} of the tasks and scored on the other {held_out:.0%}.")
     if rollouts.skipped:

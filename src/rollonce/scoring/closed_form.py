@@ -1,6 +1,7 @@
 """Mean squared error of a linear smoother with the draw of rollouts integrated out.
 
-Given a batch's tasks, weights ``w`` (rows sum to 1) and each task's mean ``m_j`` and *biased* variance ``v_j`` over its G rollouts,
+Given a batch's tasks, weights ``w`` (rows sum to 1) and each task's mean ``m_j`` and *biased* variance ``v_j`` over its
+G rollouts,
 
     E_i = (sum_j w_ij m_j - m_i)^2 + sum_j w_ij^2 v_j - s2_i / G
 
@@ -16,7 +17,8 @@ from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother
 from rollonce.kernels.base import FULL_MATRIX_UP_TO
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
-# Weights in a table are exp(log w - row maximum); with a larger spread than this a batch could see only underflowed ones.
+# Weights in a table are exp(log w - row maximum); with a larger spread than this a batch could see only underflowed
+# ones.
 _TABLE_SPREAD = 300.0
 _CHUNK_ENTRIES = 4_000_000
 
@@ -89,15 +91,22 @@ def _table_errors(
 
 
 def smoother_errors(
-    baseline: LinearSmoother, tasks: Tasks, columns_KM: IntArray, n_rows: int, ages_M: IntArray, mean_N: FloatArray, v_N: FloatArray
+    baseline: LinearSmoother,
+    tasks: Tasks,
+    columns_KM: IntArray,
+    n_rows: int,
+    ages_M: IntArray,
+    mean_N: FloatArray,
+    v_N: FloatArray,
 ) -> FloatArray:
     """E_i of every row of every batch, without the noise correction ``s2_i / G`` (K, B).
 
     Args:
         baseline: A linear smoother.
         tasks: The N tasks.
-        columns_KM: Positions that each batch sees, its own rows first. Entries may repeat a task (bootstrap): copies are hidden
-            from each other. Of the window, tasks with the row's normalised prompt are hidden too: "another task" means another prompt.
+        columns_KM: Positions that each batch sees, its own rows first. Entries may repeat a task (bootstrap): copies
+            are hidden from each other. Of the window, tasks with the row's normalised prompt are hidden too: "another
+            task" means another prompt.
         n_rows: B.
         ages_M: Steps ago that a column was sampled, 0 for the batch.
         mean_N, v_N: Mean and biased variance of each task's rollouts.
@@ -111,7 +120,15 @@ def smoother_errors(
         factor_M = decay ** ages_M.astype(np.float64)
         uniform = table is None
         return _table_errors(
-            np.ones((1, 1)) if table is None else table, uniform, columns_KM, n_rows, keys, factor_M, shrinkage, mean_N, v_N
+            np.ones((1, 1)) if table is None else table,
+            uniform,
+            columns_KM,
+            n_rows,
+            keys,
+            factor_M,
+            shrinkage,
+            mean_N,
+            v_N,
         )
     out = np.empty((len(columns_KM), n_rows))
     chunk = max(1, _CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
@@ -127,7 +144,8 @@ def smoother_errors(
 
 
 def _table_of(baseline: LinearSmoother, tasks: Tasks) -> tuple[FloatArray | None, float, float] | None:
-    """(N x N weights or None for all-equal, shrinkage, decay) where weights depend on the pair alone; None otherwise."""
+    """(N x N weights or None for all-equal, shrinkage, decay) where weights depend on the pair alone; None
+    otherwise."""
     if isinstance(baseline, LeaveOneOut):
         return None, 0.0, baseline.decay
     if not isinstance(baseline, KernelBaseline) or not baseline.kernel.pairwise or len(tasks) > FULL_MATRIX_UP_TO:

@@ -1,12 +1,12 @@
 """Group baselines beside one rollout per task: never on the same list, since G rollouts of a task buy fewer tasks.
 
-K tasks x G rollouts give the gradient the variance ``g2_between / K + g2_within (1 + MSE / s2) / (K G)`` (MATH: section 3). At B = K G
-rollouts, in units of ``g2_within / B`` and with ``rho = g2_between / g2_within``:
+K tasks x G rollouts give the gradient the variance ``g2_between / K + g2_within (1 + MSE / s2) / (K G)`` (MATH: section
+3). At B = K G rollouts, in units of ``g2_within / B`` and with ``rho = g2_between / g2_within``:
 
     one rollout per task:   rho + B / B_eff          RLOO, centred GRPO:   rho G + G / (G - 1)
 
-(GRPO's own mean shrinks its advantages by the constant (G - 1) / G, which a learning rate absorbs.) rho is not known from rewards; it
-can be measured on a starting policy.
+(GRPO's own mean shrinks its advantages by the constant (G - 1) / G, which a learning rate absorbs.) rho is not known
+from rewards; it can be measured on a starting policy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class GroupScore(NamedTuple):
         group_size: G.
         tasks_per_step: B / G.
         b_eff: ``B (G - 1) / G``: of the baseline alone; it says nothing of the B - B / G tasks not seen.
-        variance: Predicted gradient variance at ``rho = 0`` in units of ``g2_within / B``: ``G / (G - 1)``. Each unit of rho adds G.
-        crossing: The rho above which one rollout per task with the given baseline has the smaller predicted variance; 0 if it
-            always has.
+        variance: Predicted gradient variance at ``rho = 0`` in units of ``g2_within / B``: ``G / (G - 1)``. Each unit
+            of rho adds G.
+        crossing: The rho above which one rollout per task with the given baseline has the smaller predicted variance; 0
+            if it always has.
         dead_groups: Fraction of groups whose rewards are all equal, which teach nothing; NaN if no task has G rollouts.
     """
 
@@ -39,7 +40,9 @@ class GroupScore(NamedTuple):
     dead_groups: float
 
 
-def group_scores(rollouts: Rollouts, batch_size: int, b_eff: float, group_sizes: tuple[int, ...] = (2, 4, 8, 16)) -> list[GroupScore]:
+def group_scores(
+    rollouts: Rollouts, batch_size: int, b_eff: float, group_sizes: tuple[int, ...] = (2, 4, 8, 16)
+) -> list[GroupScore]:
     """Group baselines at ``batch_size`` rollouts, against one rollout per task at ``b_eff``."""
     out = []
     for g in group_sizes:
@@ -47,7 +50,11 @@ def group_scores(rollouts: Rollouts, batch_size: int, b_eff: float, group_sizes:
             continue
         variance = g / (g - 1)
         crossing = max(0.0, (batch_size / b_eff - variance) / (g - 1)) if b_eff > 0 else np.nan
-        out.append(GroupScore(g, batch_size / g, batch_size * (g - 1) / g, variance, crossing, dead_group_fraction(rollouts, g)))
+        out.append(
+            GroupScore(
+                g, batch_size / g, batch_size * (g - 1) / g, variance, crossing, dead_group_fraction(rollouts, g)
+            )
+        )
     return out
 
 

@@ -26,7 +26,8 @@ class Moments(NamedTuple):
 
     Attributes:
         s2: Mean within-task reward variance (ddof=1, over tasks with at least two rollouts); NaN if there is none.
-        tau2: Variance over tasks of the true mean reward, ``var(task means, ddof=1) - mean(s2_x / G_x)``; may be below 0 by noise.
+        tau2: Variance over tasks of the true mean reward, ``var(task means, ddof=1) - mean(s2_x / G_x)``; may be below
+            0 by noise.
         snr: Difficulty SNR ``tau2 / s2``; infinite for ``s2 = 0``.
         mean: Mean reward over tasks.
         n_tasks, n_rollouts: N and R.
@@ -47,7 +48,8 @@ class Moments(NamedTuple):
 
 
 def noise_of_means(rollouts: Rollouts) -> FloatArray:
-    """``s2_x / G_x``: the variance of each task's mean (N,). Groups of one take the mean s2 of the others; NaN if all are of one."""
+    """``s2_x / G_x``: the variance of each task's mean (N,). Groups of one take the mean s2 of the others; NaN if all
+    are of one."""
     s2_N = rollouts.variances_N
     known = np.isfinite(s2_N)
     pooled = s2_N[known].mean() if known.any() else np.nan
@@ -89,7 +91,9 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
             continue
         low, high = np.quantile(usable, [0.025, 0.975])
         middle = np.median(usable)
-        estimates.append(Estimate(point[k], float(middle - widen * (middle - low)), float(middle + widen * (high - middle))))
+        estimates.append(
+            Estimate(point[k], float(middle - widen * (middle - low)), float(middle + widen * (high - middle)))
+        )
     sizes = rollouts.group_sizes_N
     _keys, counts = np.unique(rollouts.tasks.prompt_keys, return_counts=True)
     return Moments(
@@ -106,6 +110,7 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
 
 
 def loo_b_eff(snr: float, batch_size: int) -> float:
-    """B_eff of the in-batch leave-one-out mean in closed form: ``B / (1 + SNR B / (B - 1) + 1 / (B - 1))`` (MATH: section 3)."""
+    """B_eff of the in-batch leave-one-out mean in closed form: ``B / (1 + SNR B / (B - 1) + 1 / (B - 1))`` (MATH:
+    section 3)."""
     b = batch_size
     return b / (1 + snr * b / (b - 1) + 1 / (b - 1))

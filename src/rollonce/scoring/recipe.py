@@ -1,4 +1,5 @@
-"""The post's recipe for any baseline at all: draw a batch with one rollout a task, ask for b, compare with the task's other rollouts."""
+"""The post's recipe for any baseline at all: draw a batch with one rollout a task, ask for b, compare with the task's
+other rollouts."""
 
 from __future__ import annotations
 
@@ -34,15 +35,17 @@ def recipe_errors(
         n_rows: B.
         ages_M: Steps ago that a column was sampled.
         rng: Draws the rollouts.
-        held_out_target: Compare with the mean of the task's *other* G - 1 rollouts, as the post does (then the correction is
-            ``s2 / (G - 1)``); otherwise with the mean of all G, which is as unbiased where b_i used no rollout of task i, and less noisy.
+        held_out_target: Compare with the mean of the task's *other* G - 1 rollouts, as the post does (then the
+            correction is ``s2 / (G - 1)``); otherwise with the mean of all G, which is as unbiased where b_i used no
+            rollout of task i, and less noisy.
     """
     out = np.full((len(columns_KM), n_rows), np.nan)
     keys = rollouts.tasks.prompt_keys
     size_N, mean_N = rollouts.group_sizes_N, rollouts.means_N
     for k, columns in enumerate(columns_KM):
         reward_M, _ = draw_rewards(rollouts, columns, rng)
-        # In a bootstrap resample a task may come twice; only its first copy is in the batch, the other rows have no error.
+        # In a bootstrap resample a task may come twice; only its first copy is in the batch, the other rows have no
+        # error.
         first = np.unique(columns[:n_rows], return_index=True)[1]
         first.sort()
         rows, past = columns[first], columns[n_rows:]
@@ -62,8 +65,8 @@ def recipe_errors(
 def tracker_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
     """``E[(b - r)^2] - s2_i`` per task (N,) of a baseline that learns from the task's own earlier rollouts.
 
-    Each rollout in turn is the new one and the group's others, in order, are its past: the new one is independent of what b used.
-    Groups of one give NaN. O(R G).
+    Each rollout in turn is the new one and the group's others, in order, are its past: the new one is independent of
+    what b used. Groups of one give NaN. O(R G).
     """
     out = np.full(rollouts.n_tasks, np.nan)
     for n in map(int, np.flatnonzero(rollouts.group_sizes_N > 1)):

@@ -1,8 +1,9 @@
 """Scores baselines on one table of rollouts: common batches, common resamples, paired intervals.
 
-``MSE(b) = E[(b_i - mu_i)^2]``, ``B_eff = B s2 / (s2 + MSE)``, and ``E[A^2] = s2 + MSE`` (MATH: section 3). The tasks are the sample,
-so the interval on a B_eff comes from resampling *tasks*; copies of a task in one resample are hidden from each other, or each
-would meet itself in the batch at similarity 1. The ratio to the in-batch LOO mean uses the same batches and resamples for both.
+``MSE(b) = E[(b_i - mu_i)^2]``, ``B_eff = B s2 / (s2 + MSE)``, and ``E[A^2] = s2 + MSE`` (MATH: section 3). The tasks
+are the sample, so the interval on a B_eff comes from resampling *tasks*; copies of a task in one resample are hidden
+from each other, or each would meet itself in the batch at similarity 1. The ratio to the in-batch LOO mean uses the
+same batches and resamples for both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import scipy.stats
 
-from rollonce.baselines import Baseline, Batch, BoostedTrees, History, KernelBaseline, LeaveOneOut, LinearSmoother, Oracle, Shrunk
+from rollonce.baselines import (
+    Baseline,
+    Batch,
+    BoostedTrees,
+    History,
+    KernelBaseline,
+    LeaveOneOut,
+    LinearSmoother,
+    Oracle,
+    Shrunk,
+)
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batches import draw_columns
@@ -114,7 +125,8 @@ class Scorer:
         return min(asked, self.n_tasks - self.batch_size)
 
     def columns(self, window: int) -> IntArray:
-        """The common batches with a window of that many other tasks (K, B + window); the batches are the same for every window."""
+        """The common batches with a window of that many other tasks (K, B + window); the batches are the same for every
+        window."""
         key = ("columns", window)
         if key not in self._cache:
             # One stream for the batch and its window: a shorter window is a prefix of a longer one.
@@ -123,7 +135,8 @@ class Scorer:
         return self._cache[key]
 
     def _is_dear(self, baseline: Baseline, window: int) -> bool:
-        """A solve over more than 128 rows for each batch, unless every batch sees all tasks (then one solve serves all)."""
+        """A solve over more than 128 rows for each batch, unless every batch sees all tasks (then one solve serves
+        all)."""
         plain = isinstance(baseline, KernelBaseline | LeaveOneOut) or (
             isinstance(baseline, Shrunk) and isinstance(baseline.smoother, KernelBaseline | LeaveOneOut)
         )
@@ -139,7 +152,9 @@ class Scorer:
         picks = draw_columns(self.n_tasks - self.batch_size, window, n_batches, rng)
         for k in range(n_batches):
             mask[heads[k]] = False
-            out[k, self.batch_size :] = np.flatnonzero(mask)[picks[k]] if self.n_tasks < 20_000 else _pick_others(heads[k], picks[k])
+            out[k, self.batch_size :] = (
+                np.flatnonzero(mask)[picks[k]] if self.n_tasks < 20_000 else _pick_others(heads[k], picks[k])
+            )
             mask[heads[k]] = True
         return out
 
@@ -149,12 +164,15 @@ class Scorer:
         return np.concatenate([np.zeros(self.batch_size, np.int64), steps])
 
     def errors(self, baseline: Baseline, columns_KM: IntArray, window: int) -> FloatArray:
-        """Unbiased squared errors of b against the true mean (K, B); E[A^2] terms where no task has repeats. NaN: not a target."""
+        """Unbiased squared errors of b against the true mean (K, B); E[A^2] terms where no task has repeats. NaN: not a
+        target."""
         n_rows = self.batch_size
         rows = columns_KM[:, :n_rows]
         if isinstance(baseline, LinearSmoother):
             table = self.rollouts
-            e = smoother_errors(baseline, table.tasks, columns_KM, n_rows, self.ages(window), table.means_N, table.biased_variances_N)
+            e = smoother_errors(
+                baseline, table.tasks, columns_KM, n_rows, self.ages(window), table.means_N, table.biased_variances_N
+            )
         else:
             rng = np.random.default_rng([self.seed, 3])
             e = recipe_errors(baseline, self.rollouts, columns_KM, n_rows, self.ages(window), rng)
@@ -169,7 +187,9 @@ class Scorer:
         """
         tags = baseline.tags
         if tags.needs_groups:
-            raise InputError(f"{baseline.label} needs groups and has no score at one rollout per task; see the group table")
+            raise InputError(
+                f"{baseline.label} needs groups and has no score at one rollout per task; see the group table"
+            )
         label = label or baseline.label
         if tags.needs_repeats:
             return self._score_repeats(baseline, label)
@@ -237,7 +257,9 @@ class Scorer:
         own_a2, own_loo = self._a2(mse), self._a2(mse_loo)
         k = len(e)
         mc_own_level = np.nanvar(_means(e)) / own_a2**2 / k if own_a2 > 0 else np.nan
-        mc_own_ratio = np.nanvar(_means(e) / own_a2 - _means(e_loo) / own_loo) / k if own_a2 > 0 and own_loo > 0 else np.nan
+        mc_own_ratio = (
+            np.nanvar(_means(e) / own_a2 - _means(e_loo) / own_loo) / k if own_a2 > 0 and own_loo > 0 else np.nan
+        )
         v_level = _task_variance(level, mc_level, n) + mc_own_level
         v_ratio = _task_variance(ratio, mc_ratio, n) + mc_own_ratio
         return float(np.sqrt(v_level)), float(np.sqrt(v_ratio)), float(max(min(n, len(ratio)) - 1, 1))
@@ -275,10 +297,22 @@ class Scorer:
         # Task-level errors are independent: a jackknife of the ratio of means.
         rest_s2 = _leave_one_out_means(np.where(np.isfinite(self.s2_N), self.s2_N, np.nan))
         rest_mse = _leave_one_out_means(np.where(known, mse_N, np.nan))
-        log_level = np.log(rest_s2) - np.log(rest_s2 + rest_mse) if self.has_repeats and self.s2 > 0 and a2 > 0 else np.full(n, np.nan)
-        se = float(np.sqrt((n - 1) / n * np.nansum((log_level - np.nanmean(log_level)) ** 2))) if np.isfinite(log_level).any() else np.nan
+        log_level = (
+            np.log(rest_s2) - np.log(rest_s2 + rest_mse)
+            if self.has_repeats and self.s2 > 0 and a2 > 0
+            else np.full(n, np.nan)
+        )
+        se = (
+            float(np.sqrt((n - 1) / n * np.nansum((log_level - np.nanmean(log_level)) ** 2)))
+            if np.isfinite(log_level).any()
+            else np.nan
+        )
         loo = self.score(LeaveOneOut())
-        se_loo = (np.log(loo.b_eff.high) - np.log(loo.b_eff.low)) / 2 / _t975(n - 1) if np.isfinite(loo.b_eff.low) else np.nan
+        se_loo = (
+            (np.log(loo.b_eff.high) - np.log(loo.b_eff.low)) / 2 / _t975(n - 1)
+            if np.isfinite(loo.b_eff.low)
+            else np.nan
+        )
         b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
         explained = 1 - mse / self.tau2 if self.has_repeats and self.tau2 > 0 else np.nan
         ratio = log_interval(a2_loo / a2 if a2 > 0 else np.nan, float(np.hypot(se, se_loo)), max(n - 1, 1))
@@ -307,17 +341,24 @@ def check_scorable(rollouts: Rollouts, batch_size: int) -> None:
     """
     n, where = rollouts.n_tasks, rollouts.source or None
     if batch_size < 2:
-        raise InputError(f"batch size must be at least 2, not {batch_size}: a batch of one has no other rollout to compare with")
+        raise InputError(
+            f"batch size must be at least 2, not {batch_size}: a batch of one has no other rollout to compare with"
+        )
     if n == 1:
         raise InputError(
-            f"only one task ({rollouts.n_rollouts} rollouts of it): baselines are compared over tasks. If there should be more, "
-            "check --task-key and --prompt-key",
+            f"only one task ({rollouts.n_rollouts} rollouts of it): baselines are compared over tasks. If there should "
+            "be more, check --task-key and --prompt-key",
             file=where,
         )
     if n < batch_size:
-        raise InputError(f"{n} tasks, fewer than the batch size of {batch_size}: collect more tasks or pass --batch-size {n}", file=where)
+        raise InputError(
+            f"{n} tasks, fewer than the batch size of {batch_size}: collect more tasks or pass --batch-size {n}",
+            file=where,
+        )
     if len(np.unique(rollouts.tasks.prompt_keys)) == 1:
-        raise InputError(f"all {n} tasks have the same prompt, so no rollout has another task to compare with", file=where)
+        raise InputError(
+            f"all {n} tasks have the same prompt, so no rollout has another task to compare with", file=where
+        )
 
 
 def _pick_others(head: IntArray, picks: IntArray) -> IntArray:
@@ -351,7 +392,9 @@ def _task_variance(values: list[float], monte_carlo: list[float], n: int) -> flo
 def _leave_one_out_means(values: FloatArray) -> FloatArray:
     known = np.isfinite(values)
     count = known.sum() - known
-    return np.divide(np.nansum(values) - np.where(known, values, 0.0), count, out=np.full(len(values), np.nan), where=count > 0)
+    return np.divide(
+        np.nansum(values) - np.where(known, values, 0.0), count, out=np.full(len(values), np.nan), where=count > 0
+    )
 
 
 def _t975(df: float) -> float:

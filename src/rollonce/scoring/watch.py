@@ -1,7 +1,8 @@
 """Ranks baselines from ordinary training logs with one rollout per task: ``E[A^2] = s2 + MSE`` needs no repeats.
 
-``r_i`` and ``b_i`` are independent given the task, so the ratio of two baselines' B_eff is the inverse ratio of their mean squared
-advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings (same normalised prompt) are
+``r_i`` and ``b_i`` are independent given the task, so the ratio of two baselines' B_eff is the inverse ratio of their
+mean squared advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings
+(same normalised prompt) are
 hidden from it: a sibling has similarity 1 and would pass for skill.
 """
 
@@ -51,12 +52,15 @@ class Watcher:
         if not any(isinstance(t, LeaveOneOut) and not t.window and label == t.label for label, t in twins):
             twins.insert(0, (LeaveOneOut().label, LeaveOneOut()))
         self.baselines = twins
-        self._loo = next(i for i, (label, t) in enumerate(twins) if isinstance(t, LeaveOneOut) and not t.window and label == t.label)
+        self._loo = next(
+            i for i, (label, t) in enumerate(twins) if isinstance(t, LeaveOneOut) and not t.window and label == t.label
+        )
         self._sums: list[FloatArray] = []
         self._rows: list[int] = []
 
     def step(self, batch: Batch) -> None:
-        """Score one step's rollouts, then let them join the histories. Steps in which no row sees another task are passed over."""
+        """Score one step's rollouts, then let them join the histories. Steps in which no row sees another task are
+        passed over."""
         keys = batch.tasks.prompt_keys
         sums = np.zeros(len(self.baselines))
         counted = len(np.unique(keys)) > 1
@@ -84,12 +88,20 @@ class Watcher:
                 ratio = total[self._loo] / total[k]
                 recent = sums[-20:, self._loo].sum() / sums[-20:, k].sum()
             se = (
-                float(np.sqrt((n - 1) / n * ((log_rest - log_rest.mean()) ** 2).sum())) if n > 2 and np.isfinite(log_rest).all() else np.nan
+                float(np.sqrt((n - 1) / n * ((log_rest - log_rest.mean()) ** 2).sum()))
+                if n > 2 and np.isfinite(log_rest).all()
+                else np.nan
             )
             scored_as = baseline.label if baseline.label != label else ""
             out.append(
                 WatchScore(
-                    label, total[k] / rows.sum(), log_interval(ratio, se, max(n - 1, 1)), float(recent), n, int(rows.sum()), scored_as
+                    label,
+                    total[k] / rows.sum(),
+                    log_interval(ratio, se, max(n - 1, 1)),
+                    float(recent),
+                    n,
+                    int(rows.sum()),
+                    scored_as,
                 )
             )
         return sorted(out, key=lambda s: s.mean_squared_advantage)
@@ -105,25 +117,37 @@ def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
 
     past = {normalise_prompt(p) for p in both[1]}
     repeated = {int(k) for k, c in zip(*np.unique(keys, return_counts=True), strict=True) if c > 1}
-    clean = np.array([int(k) not in repeated and normalise_prompt(p) not in past for k, p in zip(keys, both[0], strict=True)])
+    clean = np.array(
+        [int(k) not in repeated and normalise_prompt(p) not in past for k, p in zip(keys, both[0], strict=True)]
+    )
     if clean.any():
         out[clean] = baseline.predict(batch)[clean]
     for key in np.unique(keys[~clean]):
         members = np.flatnonzero(keys == key)
         prompt = normalise_prompt(both[0][members[0]])
         rest = np.flatnonzero(keys != key)
-        keep = np.flatnonzero([normalise_prompt(p) != prompt for p in both[1]]) if len(history) else np.zeros(0, np.int64)
-        others = History(history.tasks.take(keep).detached(), history.rewards_H[keep], history.ages_H[keep]) if len(history) else history
+        keep = (
+            np.flatnonzero([normalise_prompt(p) != prompt for p in both[1]]) if len(history) else np.zeros(0, np.int64)
+        )
+        others = (
+            History(history.tasks.take(keep).detached(), history.rewards_H[keep], history.ages_H[keep])
+            if len(history)
+            else history
+        )
         for i in members:
             at = np.concatenate([[i], rest])
-            b = baseline.predict(Batch(batch.tasks.take(at), batch.rewards_B[at]), others if baseline.keep_rows else None)
+            b = baseline.predict(
+                Batch(batch.tasks.take(at), batch.rewards_B[at]), others if baseline.keep_rows else None
+            )
             out[i] = b[0]
     return out
 
 
 def steps_of(rollouts: Rollouts, batch_size: int | None = None) -> Iterator[Batch]:
     """The rollouts of a log as steps, in order: by its step column, or in runs of ``batch_size`` rows of the file."""
-    order = np.argsort(rollouts.order_R, kind="stable") if rollouts.order_R is not None else np.arange(rollouts.n_rollouts)
+    order = (
+        np.argsort(rollouts.order_R, kind="stable") if rollouts.order_R is not None else np.arange(rollouts.n_rollouts)
+    )
     task_of = rollouts.task_of_R
     if rollouts.steps_R is not None and batch_size is None:
         step = rollouts.steps_R[order]

@@ -1,4 +1,5 @@
-"""Verifiable tasks and their graders. Importing this loads neither torch nor reasoning-gym; the first use of a source does."""
+"""Verifiable tasks and their graders. Importing this loads neither torch nor reasoning-gym; the first use of a source
+does."""
 
 from __future__ import annotations
 

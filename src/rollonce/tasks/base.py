@@ -14,8 +14,8 @@ from rollonce.errors import InputError
 from rollonce.rollouts import Tasks, check_column_name, normalise_prompt
 
 Grader = Callable[[str, str], float]
-"""``grader(response, reference) -> reward``. It must be picklable (a function or dataclass of an importable module): graders that
-could hang run in a child process, see `rollonce.tasks.grade`."""
+"""``grader(response, reference) -> reward``. It must be picklable (a function or dataclass of an importable module):
+graders that could hang run in a child process, see `rollonce.tasks.grade`."""
 
 SPLITS = ("train", "calibration", "test")
 # Of 100 prompts, how many belong to each split, in this order of the hash: test, calibration, then train.
@@ -63,7 +63,8 @@ class TaskSet(Sequence[Task]):
         for task in self._tasks:
             if task.id in seen:
                 raise InputError(
-                    f"two tasks of {name!r} have the id {task.id!r}; ids must be unique, since rollouts are matched to tasks by them"
+                    f"two tasks of {name!r} have the id {task.id!r}; ids must be unique, since rollouts are matched to "
+                    "tasks by them"
                 )
             seen.add(task.id)
 
@@ -86,7 +87,8 @@ class TaskSet(Sequence[Task]):
         return [t.prompt for t in self._tasks]
 
     def as_tasks(self) -> Tasks:
-        """The view that features and kernels read: prompts, ids and the declared columns, nothing of the reference or the grader.
+        """The view that features and kernels read: prompts, ids and the declared columns, nothing of the reference or
+        the grader.
 
         A column that some task lacks is ``None`` there.
         """
@@ -104,10 +106,12 @@ class TaskSplits(NamedTuple):
 
 
 def split_of(prompt: str) -> str:
-    """The split a prompt belongs to, by its content alone: ``train`` (60 of 100), ``calibration`` (20) or ``test`` (20).
+    """The split a prompt belongs to, by its content alone: ``train`` (60 of 100), ``calibration`` (20) or ``test``
+    (20).
 
-    A hash of `normalise_prompt`, so it depends on no seed, size or order: a task that one person trains on is in nobody's test set, and the
-    embedded policy, whose supervised examples come from ``train`` prompts, has seen no calibration or test prompt of any seed.
+    A hash of `normalise_prompt`, so it depends on no seed, size or order: a task that one person trains on is in
+    nobody's test set, and the embedded policy, whose supervised examples come from ``train`` prompts, has seen no
+    calibration or test prompt of any seed.
 
     >>> split_of("What is 2 + 2?") == split_of("  what is 2 + 2? ")
     True
@@ -130,6 +134,7 @@ def check_disjoint(splits: TaskSplits) -> TaskSplits:
             key = normalise_prompt(task.prompt)
             if seen.setdefault(key, name) != name:
                 raise InputError(
-                    f"the prompt {task.prompt[:80]!r} (task {task.id!r}) is in both {seen[key]} and {name}; remove it from one of them"
+                    f"the prompt {task.prompt[:80]!r} (task {task.id!r}) is in both {seen[key]} and {name}; remove it "
+                    "from one of them"
                 )
     return splits

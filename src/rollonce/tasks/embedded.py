@@ -1,4 +1,5 @@
-"""The mixture that the embedded policy was made for: reasoning-gym (dataset x level) types of widely different difficulty."""
+"""The mixture that the embedded policy was made for: reasoning-gym (dataset x level) types of widely different
+difficulty."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ EMBEDDED_SOURCES: tuple[ReasoningGymSource, ...] = (
     _type("2", "spell_backward", min_word_len=7, max_word_len=9),
     _type("1", "simple_equations", min_terms=2, max_terms=2, min_value=1, max_value=10),
     _type("1", "number_sorting", min_numbers=3, max_numbers=3, min_decimals=0, max_decimals=0),
-    _type("1", "number_filtering", min_numbers=3, max_numbers=3, min_decimals=0, max_decimals=0, min_value=-30.0, max_value=30.0),
+    _type(
+        "1",
+        "number_filtering",
+        min_numbers=3,
+        max_numbers=3,
+        min_decimals=0,
+        max_decimals=0,
+        min_value=-30.0,
+        max_value=30.0,
+    ),
     _type("1", "leg_counting", min_animals=2, max_animals=2, min_instances=1, max_instances=9),
     _type("1", "count_bits", min_n=1, max_n=4095),
 )
@@ -40,4 +50,6 @@ def embedded_tasks(*, train: int = 0, calibration: int = 0, test: int = 0, seed:
         InputError: more tasks than the smallest type has different prompts for.
         MissingExtraError: reasoning-gym is not installed.
     """
-    return reasoning_gym_tasks(EMBEDDED_SOURCES, train=train, calibration=calibration, test=test, seed=seed, name="embedded")
+    return reasoning_gym_tasks(
+        EMBEDDED_SOURCES, train=train, calibration=calibration, test=test, seed=seed, name="embedded"
+    )

@@ -1,4 +1,5 @@
-"""Graders: a response and a reference in, a reward out. Pure functions; time limits and failures are the sandbox's business."""
+"""Graders: a response and a reference in, a reward out. Pure functions; time limits and failures are the sandbox's
+business."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def _boxed(text: str) -> str | None:
 def extract_answer(response: str) -> str:
     r"""The final answer of a response with reasoning.
 
-    The last ``<answer>...</answer>``; else the last ``\boxed{...}``; else the rest of the line after the last ``####``, ``Answer:`` or
-    ``answer is``; else the whole response. White space around it and one final full stop are dropped.
+    The last ``<answer>...</answer>``; else the last ``\boxed{...}``; else the rest of the line after the last ``####``,
+    ``Answer:`` or ``answer is``; else the whole response. White space around it and one final full stop are dropped.
 
     >>> extract_answer("12 + 30 = 42. So the answer is 42.")
     '42'
@@ -79,8 +80,8 @@ def contains(response: str, reference: str) -> float:
 def numeric_exact(response: str, reference: str) -> float:
     """1 if the last number of the extracted answer equals the last number of the reference exactly.
 
-    Thousands commas, a currency sign, ``42.0`` for ``42`` and ``1/2`` for ``0.5`` make no difference; a response without a number has
-    reward 0.
+    Thousands commas, a currency sign, ``42.0`` for ``42`` and ``1/2`` for ``0.5`` make no difference; a response
+    without a number has reward 0.
 
     Raises:
         ValueError: if the *reference* holds no number: then the data is at fault, not the response.
@@ -98,8 +99,8 @@ def numeric_exact(response: str, reference: str) -> float:
 def math_verify(response: str, reference: str) -> float:
     r"""1 if math-verify finds the response's answer equal to the reference (LaTeX or plain).
 
-    Source: math-verify, https://github.com/huggingface/Math-Verify. Its own time limits need signals in the main thread; they are off here
-        since
+    Source: math-verify, https://github.com/huggingface/Math-Verify. Its own time limits need signals in the main
+        thread; they are off here since
     the grading process has one for all graders.
     """
     try:
@@ -144,7 +145,8 @@ class ImportedGrader:
 
 
 def grader_by_name(name: str) -> Callable[[str, str], float]:
-    """``exact``, ``numeric_exact``, ``math_verify``, ``contains``, or ``module:callable`` taking ``(response, reference)``.
+    """``exact``, ``numeric_exact``, ``math_verify``, ``contains``, or ``module:callable`` taking ``(response,
+    reference)``.
 
     Raises:
         InputError: an unknown name, a module that cannot be imported, or one without that callable.
@@ -153,7 +155,9 @@ def grader_by_name(name: str) -> Callable[[str, str], float]:
         return GRADERS[name]
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute):
-        raise InputError(f"there is no grader {name!r}; give one of {', '.join(GRADERS)}, or module:callable for your own")
+        raise InputError(
+            f"there is no grader {name!r}; give one of {', '.join(GRADERS)}, or module:callable for your own"
+        )
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:  # an import runs foreign code, so anything may come out of it

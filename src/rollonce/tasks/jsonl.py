@@ -51,7 +51,9 @@ def _pick(record: dict[str, Any], keys: Sequence[str], what: str, path: str | Pa
     for key in keys:
         if key in record:
             return key
-    raise InputError(f"no {what}: none of the keys {', '.join(keys)} among {', '.join(record) or 'none'}", file=path, line=line)
+    raise InputError(
+        f"no {what}: none of the keys {', '.join(keys)} among {', '.join(record) or 'none'}", file=path, line=line
+    )
 
 
 def jsonl_tasks(
@@ -67,8 +69,10 @@ def jsonl_tasks(
     Args:
         path: A ``.jsonl`` or ``.jsonl.gz``.
         grader: A name for `rollonce.tasks.grader_by_name`, or a grader. A line's own ``grader`` (a name) comes first.
-        columns: Keys to declare as columns known before the rollout; a key that a line lacks is None there, one no line has is refused.
-        prompt_key: Default the first there is of ``prompt, question, problem, input, messages``. A list is taken for chat messages.
+        columns: Keys to declare as columns known before the rollout; a key that a line lacks is None there, one no line
+            has is refused.
+        prompt_key: Default the first there is of ``prompt, question, problem, input, messages``. A list is taken for
+            chat messages.
         reference_key: Default the first there is of ``reference, answer, solution, target, expected, output``.
 
     Raises:
@@ -80,13 +84,19 @@ def jsonl_tasks(
     found: set[str] = set()
     for line, record in read_json_lines(path):
         prompt = record[_pick(record, (prompt_key,) if prompt_key else PROMPT_KEYS, "prompt", path, line)]
-        reference = record[_pick(record, (reference_key,) if reference_key else REFERENCE_KEYS, "reference", path, line)]
+        reference = record[
+            _pick(record, (reference_key,) if reference_key else REFERENCE_KEYS, "reference", path, line)
+        ]
         if isinstance(prompt, list):
             prompt = render_messages(prompt)
         if not isinstance(prompt, str) or not prompt.strip():
             raise InputError("the prompt is no text, or empty", file=path, line=line)
         if reference is None or isinstance(reference, list | dict):
-            raise InputError(f"the reference must be text, a number or a truth value, not {str(reference)[:40]}", file=path, line=line)
+            raise InputError(
+                f"the reference must be text, a number or a truth value, not {str(reference)[:40]}",
+                file=path,
+                line=line,
+            )
         first = lines.setdefault(normalise_prompt(prompt), line)
         if first != line:
             raise InputError(f"the same prompt as line {first}; one task is one line", file=path, line=line)
@@ -96,7 +106,9 @@ def jsonl_tasks(
         except InputError as error:
             raise InputError(error.message, file=path, line=line) from error
         found |= record.keys() & set(columns)
-        tasks.append(Task(str(record.get("id", line)), prompt, str(reference), chosen, {c: record.get(c) for c in columns}))
+        tasks.append(
+            Task(str(record.get("id", line)), prompt, str(reference), chosen, {c: record.get(c) for c in columns})
+        )
     if not tasks:
         raise InputError("holds no tasks", file=path)
     missing = [c for c in columns if c not in found]

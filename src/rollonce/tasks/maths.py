@@ -1,8 +1,8 @@
 """GSM8K and MATH-500, from a local directory or, when asked for, the hub.
 
-Sources: Cobbe et al., "Training Verifiers to Solve Math Word Problems" (2021), openai/gsm8k (MIT); Hendrycks et al., "Measuring
-Mathematical Problem Solving With the MATH Dataset" (2021), the 500 of Lightman et al. (2023), HuggingFaceH4/MATH-500. Neither is copied
-into this package.
+Sources: Cobbe et al., "Training Verifiers to Solve Math Word Problems" (2021), openai/gsm8k (MIT); Hendrycks et al.,
+"Measuring Mathematical Problem Solving With the MATH Dataset" (2021), the 500 of Lightman et al. (2023),
+HuggingFaceH4/MATH-500. Neither is copied into this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def _local(directory: str | Path, split: str) -> Iterator[tuple[str, int, dict[s
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         raise InputError(
-            f"there is no directory {str(directory)!r}; give one that holds train.jsonl(.gz) and test.jsonl(.gz), or ask for the hub"
+            f"there is no directory {str(directory)!r}; give one that holds train.jsonl(.gz) and test.jsonl(.gz), or "
+            "ask for the hub"
         )
     for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
         if (folder / name).is_file():
@@ -45,7 +46,9 @@ def _hub(dataset: str, config: str | None, split: str) -> Iterator[tuple[str, in
     try:
         rows = load_dataset(dataset, config, split=split)
     except Exception as error:  # the hub's client raises many kinds: no network, no such set, gated
-        raise InputError(f"{dataset} cannot be had from the hub ({type(error).__name__}); give a local directory instead") from error
+        raise InputError(
+            f"{dataset} cannot be had from the hub ({type(error).__name__}); give a local directory instead"
+        ) from error
     for line, record in enumerate(rows, 1):
         yield f"{dataset} ({split})", line, dict(record)
 
@@ -70,19 +73,26 @@ def _gsm8k(rows: Iterator[tuple[str, int, dict[str, Any]]], split: str) -> list[
     for source, line, record in rows:
         answer = _field(record, ("answer",), source, line)
         if "####" not in answer:
-            raise InputError("the answer has no '####' before its final number, as GSM8K's have", file=source, line=line)
+            raise InputError(
+                "the answer has no '####' before its final number, as GSM8K's have", file=source, line=line
+            )
         reference = extract_answer(answer).replace(",", "")
         # The worked answer's lines are its steps: known before the rollout, and the level that GSM8K offers.
         steps = answer.count("\n")
         question = _field(record, ("question", "problem"), source, line)
-        tasks.append(Task(f"gsm8k/{split}/{line}", question, reference, numeric_exact, {"family": "gsm8k", "level": str(steps)}))
+        tasks.append(
+            Task(f"gsm8k/{split}/{line}", question, reference, numeric_exact, {"family": "gsm8k", "level": str(steps)})
+        )
     return _unique(tasks)
 
 
 def _math500(rows: Iterator[tuple[str, int, dict[str, Any]]]) -> list[Task]:
     tasks = []
     for source, line, record in rows:
-        problem, reference = _field(record, ("problem", "question"), source, line), _field(record, ("answer",), source, line)
+        problem, reference = (
+            _field(record, ("problem", "question"), source, line),
+            _field(record, ("answer",), source, line),
+        )
         columns = {"family": str(record.get("subject", "math")), "level": str(record.get("level", ""))}
         tasks.append(Task(f"math500/{record.get('unique_id', line)}", problem, reference, math_verify, columns))
     return _unique(tasks)
@@ -102,7 +112,8 @@ def gsm8k_tasks(directory: str | Path | None, *, calibration: int = 512, seed: i
     Graded by exact comparison of the final number (`numeric_exact`).
 
     Args:
-        directory: Holds ``train.jsonl(.gz)`` and ``test.jsonl(.gz)`` with ``question`` and ``answer``; None asks the hub.
+        directory: Holds ``train.jsonl(.gz)`` and ``test.jsonl(.gz)`` with ``question`` and ``answer``; None asks the
+            hub.
         calibration: Tasks set apart from training.
         seed: Which.
 
@@ -114,15 +125,18 @@ def gsm8k_tasks(directory: str | Path | None, *, calibration: int = 512, seed: i
     held = {normalise_prompt(t.prompt) for t in test}
     pool = [t for t in _gsm8k(rows("train"), "train") if normalise_prompt(t.prompt) not in held]
     apart, train = _apart(pool, calibration, seed)
-    return check_disjoint(TaskSplits(TaskSet(train, "gsm8k/train"), TaskSet(apart, "gsm8k/calibration"), TaskSet(test, "gsm8k/test")))
+    return check_disjoint(
+        TaskSplits(TaskSet(train, "gsm8k/train"), TaskSet(apart, "gsm8k/calibration"), TaskSet(test, "gsm8k/test"))
+    )
 
 
 def math500_tasks(directory: str | Path | None, *, calibration: int = 0, seed: int = 0) -> TaskSplits:
-    """MATH-500 as a test set, graded with math-verify. Training tasks come from a ``train.jsonl`` beside it, where there is one.
+    """MATH-500 as a test set, graded with math-verify. Training tasks come from a ``train.jsonl`` beside it, where
+    there is one.
 
     Args:
-        directory: Holds ``test.jsonl(.gz)`` with ``problem``, ``answer``, and where known ``subject``, ``level``; perhaps
-            ``train.jsonl(.gz)``; None asks the hub, which has the 500 test problems only.
+        directory: Holds ``test.jsonl(.gz)`` with ``problem``, ``answer``, and where known ``subject``, ``level``;
+            perhaps ``train.jsonl(.gz)``; None asks the hub, which has the 500 test problems only.
         calibration: Tasks set apart from training.
         seed: Which.
 
@@ -131,12 +145,20 @@ def math500_tasks(directory: str | Path | None, *, calibration: int = 0, seed: i
     """
     test = _math500(_hub(MATH500_HUB, None, "test") if directory is None else _local(directory, "test"))
     pool: list[Task] = []
-    if directory is not None and any((Path(directory).expanduser() / f"train.jsonl{end}").is_file() for end in ("", ".gz")):
+    if directory is not None and any(
+        (Path(directory).expanduser() / f"train.jsonl{end}").is_file() for end in ("", ".gz")
+    ):
         held = {normalise_prompt(t.prompt) for t in test}
         train_rows = _math500(_local(directory, "train"))
         # A training file numbers its lines like the test file does: keep the ids apart.
         pool = [
-            Task(f"train/{t.id}", t.prompt, t.reference, t.grader, t.columns) for t in train_rows if normalise_prompt(t.prompt) not in held
+            Task(f"train/{t.id}", t.prompt, t.reference, t.grader, t.columns)
+            for t in train_rows
+            if normalise_prompt(t.prompt) not in held
         ]
     apart, train = _apart(pool, calibration, seed)
-    return check_disjoint(TaskSplits(TaskSet(train, "math500/train"), TaskSet(apart, "math500/calibration"), TaskSet(test, "math500/test")))
+    return check_disjoint(
+        TaskSplits(
+            TaskSet(train, "math500/train"), TaskSet(apart, "math500/calibration"), TaskSet(test, "math500/test")
+        )
+    )

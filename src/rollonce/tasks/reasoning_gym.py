@@ -66,8 +66,12 @@ def _create(source: ReasoningGymSource, seed: int, size: int) -> Any:
 
         if source.dataset not in DATASETS:
             close = [n for n in sorted(DATASETS) if source.dataset[:4] in n] or sorted(DATASETS)[:8]
-            raise InputError(f"reasoning-gym has no dataset {source.dataset!r}; there are, among others, {', '.join(close)}") from error
-        raise InputError(f"reasoning-gym's {source.dataset!r} refuses the configuration {dict(source.config)}: {error}") from error
+            raise InputError(
+                f"reasoning-gym has no dataset {source.dataset!r}; there are, among others, {', '.join(close)}"
+            ) from error
+        raise InputError(
+            f"reasoning-gym's {source.dataset!r} refuses the configuration {dict(source.config)}: {error}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -79,8 +83,8 @@ def _scorer(dataset: str, config_json: str) -> Any:
 class ReasoningGymGrader:
     """The dataset's own ``score_answer`` on the extracted final answer, as 0 or 1.
 
-    reasoning-gym gives part marks (0.01 for a wrong answer in the right form): they make groups that are all wrong look informative, so
-    only a full score counts, unless ``partial`` is set.
+    reasoning-gym gives part marks (0.01 for a wrong answer in the right form): they make groups that are all wrong look
+    informative, so only a full score counts, unless ``partial`` is set.
     """
 
     dataset: str
@@ -113,7 +117,8 @@ def entries(source: ReasoningGymSource, seed: int, position: int) -> Iterator[di
 
 def _task(source: ReasoningGymSource, config_json: str, entry: dict[str, Any], partial: bool) -> Task:
     digest = hashlib.blake2b(normalise_prompt(entry["question"]).encode(), digest_size=6).hexdigest()
-    # Metadata that is no JSON (sets, numpy numbers, enums) is turned into text: a scorer that needs the object itself is not supported.
+    # Metadata that is no JSON (sets, numpy numbers, enums) is turned into text: a scorer that needs the object itself
+    # is not supported.
     entry_json = json.dumps(
         {"question": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]},
         default=lambda o: o.tolist() if hasattr(o, "tolist") else sorted(o) if isinstance(o, set) else str(o),
@@ -124,10 +129,11 @@ def _task(source: ReasoningGymSource, config_json: str, entry: dict[str, Any], p
 
 
 def _counts(weights: Sequence[float], n: int) -> list[int]:
-    """``n`` shared out by weight: each to the largest ``weight / (2 count + 1)``, the first in a tie (Webster, Sainte-Lague).
+    """``n`` shared out by weight: each to the largest ``weight / (2 count + 1)``, the first in a tie (Webster,
+    Sainte-Lague).
 
-    No component of a larger set has fewer tasks than it has in a smaller one, as by largest remainders it may: a set that grows keeps its
-    tasks.
+    No component of a larger set has fewer tasks than it has in a smaller one, as by largest remainders it may: a set
+    that grows keeps its tasks.
     """
     counts = [0] * len(weights)
     waiting = [(-weight, i) for i, weight in enumerate(weights)]
@@ -149,12 +155,14 @@ def reasoning_gym_tasks(
     partial: bool = False,
     name: str = "reasoning-gym",
 ) -> TaskSplits:
-    """Draw a mixture. Every prompt is there once; which split it may be in is decided by its content (`rollonce.tasks.split_of`).
+    """Draw a mixture. Every prompt is there once; which split it may be in is decided by its content
+    (`rollonce.tasks.split_of`).
 
     Args:
         sources: The components.
         train, calibration, test: How many tasks of each split, shared out among the components by weight.
-        seed: Which tasks are drawn, and the order in which components are interleaved. Never which split a prompt belongs to.
+        seed: Which tasks are drawn, and the order in which components are interleaved. Never which split a prompt
+            belongs to.
         partial: Keep reasoning-gym's part marks instead of 0 or 1.
         name: What the sets are called.
 
@@ -188,14 +196,14 @@ def reasoning_gym_tasks(
                 idle += 1
                 if idle > _GIVE_UP:
                     raise InputError(
-                        f"{source.label!r} with {dict(source.config)} has too few different prompts: still missing {need}; "
-                        "ask for fewer tasks, give it less weight, or widen its configuration"
+                        f"{source.label!r} with {dict(source.config)} has too few different prompts: still missing "
+                        f"{need}; ask for fewer tasks, give it less weight, or widen its configuration"
                     )
                 continue
             split = split_of(entry["question"])
             key = normalise_prompt(entry["question"])
-            # An entry without an answer (some logic puzzles have many) cannot be told right from wrong by its text, yet its scorer may:
-            # keep it.
+            # An entry without an answer (some logic puzzles have many) cannot be told right from wrong by its text, yet
+            # its scorer may: keep it.
             if need[split] and key not in seen:
                 seen.add(key)
                 need[split] -= 1

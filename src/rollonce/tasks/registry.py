@@ -25,7 +25,8 @@ class TaskRequest:
     """What is asked of a source beside its place.
 
     Attributes:
-        train, calibration, test: How many tasks; None is the source's own number (all there are, where it is a finite set).
+        train, calibration, test: How many tasks; None is the source's own number (all there are, where it is a finite
+            set).
         seed: Which tasks are drawn, and their order.
         grader: For ``jsonl``: the grader's name.
         columns: For ``jsonl``: keys declared as columns.
@@ -50,7 +51,10 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
     >>> [(s.dataset, dict(s.config), s.weight) for s in parse_mixture("chain_sum(max_terms=3)*2 + gcd")]
     [('chain_sum', {'max_terms': 3}, 2.0), ('gcd', {}, 1.0)]
     """
-    wrong = InputError(f"{text!r} is no mixture of reasoning-gym datasets; write it as chain_sum(max_terms=3)*2 + gcd, values as in Python")
+    wrong = InputError(
+        f"{text!r} is no mixture of reasoning-gym datasets; write it as chain_sum(max_terms=3)*2 + gcd, values as in "
+        "Python"
+    )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
@@ -77,7 +81,10 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
         raise wrong from error
     names = [name for name, _, _ in found]
     level = lambda i: str(names[: i + 1].count(names[i])) if names.count(names[i]) > 1 else ""  # noqa: E731
-    return [ReasoningGymSource(name, config, float(weight), level=level(i)) for i, (name, config, weight) in enumerate(found)]
+    return [
+        ReasoningGymSource(name, config, float(weight), level=level(i))
+        for i, (name, config, weight) in enumerate(found)
+    ]
 
 
 def _counts(request: TaskRequest, train: int, calibration: int, test: int) -> tuple[int, int, int]:
@@ -133,7 +140,9 @@ def _place(source: str, place: str) -> str | None:
 
 def _jsonl(place: str, request: TaskRequest) -> TaskSplits:
     tasks = jsonl_tasks(place, grader=request.grader, columns=request.columns)
-    parts = {split: TaskSet([t for t in tasks if split_of(t.prompt) == split], f"{tasks.name}/{split}") for split in SPLITS}
+    parts = {
+        split: TaskSet([t for t in tasks if split_of(t.prompt) == split], f"{tasks.name}/{split}") for split in SPLITS
+    }
     return _cut_all(TaskSplits(**parts), request)
 
 
@@ -151,8 +160,9 @@ def load_tasks(spec: str, request: TaskRequest | None = None, **options: Any) ->
     """Train, calibration and test tasks that share no prompt.
 
     Args:
-        spec: ``source`` or ``source:place``: ``embedded``; ``reasoning-gym:`` and a mixture (`parse_mixture`); ``gsm8k:DIR`` or
-            ``gsm8k:hub``; ``math500:DIR`` or ``math500:hub``; ``jsonl:FILE`` (split by the hash of each prompt, `split_of`).
+        spec: ``source`` or ``source:place``: ``embedded``; ``reasoning-gym:`` and a mixture (`parse_mixture`);
+            ``gsm8k:DIR`` or ``gsm8k:hub``; ``math500:DIR`` or ``math500:hub``; ``jsonl:FILE`` (split by the hash of
+            each prompt, `split_of`).
         request: How many tasks and which.
         **options: Fields of `TaskRequest`, instead of ``request``.
 

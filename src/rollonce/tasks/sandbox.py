@@ -1,11 +1,13 @@
-"""Grade responses without letting a grader hang, crash or fill a run: a time limit, and a reward of 0 with a reason when it is broken.
+"""Grade responses without letting a grader hang, crash or fill a run: a time limit, and a reward of 0 with a reason
+when it is broken.
 
-A time limit by signal works in the main thread of a process only, and only where the grader returns to Python now and then: ``10 ** 10 **
-9`` does not. So graders of foreign code run in one long-lived child process of ours, which is killed and started anew when it overruns.
-Messages cost some 50 microseconds a response. Our own linear-time graders (`rollonce.tasks.grading.TRUSTED`) run where they are called.
+A time limit by signal works in the main thread of a process only, and only where the grader returns to Python now and
+then: ``10 ** 10 ** 9`` does not. So graders of foreign code run in one long-lived child process of ours, which is
+killed and started anew when it overruns. Messages cost some 50 microseconds a response. Our own linear-time graders
+(`rollonce.tasks.grading.TRUSTED`) run where they are called.
 
-The child is a plain ``python -m rollonce.tasks.worker``: no fork (which deadlocks under a threaded torch) and no ``multiprocessing`` spawn
-(which runs the caller's main module again).
+The child is a plain ``python -m rollonce.tasks.worker``: no fork (which deadlocks under a threaded torch) and no
+``multiprocessing`` spawn (which runs the caller's main module again).
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from rollonce.errors import InputError
 from rollonce.tasks.base import Task
 from rollonce.tasks.grading import TRUSTED
 
-# The child raises a time-out within itself first, which costs nothing; only a grader stuck outside Python is killed, this much later
-# (seconds).
+# The child raises a time-out within itself first, which costs nothing; only a grader stuck outside Python is killed,
+# this much later (seconds).
 _GRACE = 1.0
-# Starting a child includes importing what the grader needs (sympy takes seconds on a busy machine); that is not the response's fault.
+# Starting a child includes importing what the grader needs (sympy takes seconds on a busy machine); that is not the
+# response's fault.
 _START = 120.0
 
 
@@ -88,10 +91,18 @@ class Worker:
         self.restarts = 0
 
     def _start(self) -> None:
-        # The same import path and threads as here, so that a user's module:callable is found and sympy or numpy claim one core only.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        # The same import path and threads as here, so that a user's module:callable is found and sympy or numpy claim
+        # one core only.
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rollonce.tasks.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            [sys.executable, "-m", "rollonce.tasks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
         )
         self._answers = queue.Queue()
         # Pipes cannot be waited on with a time limit on every system; a thread that reads and a queue can.
@@ -139,7 +150,8 @@ class Worker:
             packed = pickle.dumps(grader)
         except Exception as error:  # pickling runs the object's own code
             raise InputError(
-                f"the grader {grader!r} cannot be sent to the grading process ({error}); define it in a module and name it module:callable"
+                f"the grader {grader!r} cannot be sent to the grading process ({error}); define it in a module and "
+                "name it module:callable"
             ) from error
         for attempt in range(2):
             if self._process is None or self._process.poll() is not None:
@@ -156,7 +168,10 @@ class Worker:
         # First word that it has the grader loaded (imports are not timed), then the grade.
         kind, value = self._message(_START, "GraderDied: the grading process ended while it loaded the grader")
         if kind == "unloadable":
-            raise InputError(f"the grading process cannot load the grader {grader!r}: {value}; it must be importable by its module's name")
+            raise InputError(
+                f"the grading process cannot load the grader {grader!r}: {value}; it must be importable by its "
+                "module's name"
+            )
         if kind == "loaded":
             kind, value = self._message(seconds + _GRACE, "GraderDied: the grader ended its process")
         if kind == "grade":
@@ -181,7 +196,8 @@ atexit.register(lambda: _WORKER.stop())
 
 
 def _forget() -> None:
-    """After a fork the child would share the parent's pipes, and each would read the other's grades: it gets a worker of its own."""
+    """After a fork the child would share the parent's pipes, and each would read the other's grades: it gets a worker
+    of its own."""
     global _WORKER
     _WORKER = Worker()
 
@@ -205,13 +221,14 @@ def grade(
     truncated: Sequence[bool] | None = None,
     time_limit: float = 5.0,
 ) -> Grades:
-    """Rewards of B responses to B tasks. Never raises for what a response or a grader does; may be called from any thread.
+    """Rewards of B responses to B tasks. Never raises for what a response or a grader does; may be called from any
+    thread.
 
     Args:
         tasks: B tasks.
         responses: B texts.
-        truncated: True where the response was cut off before its end: reward 0 without grading, unless the task's grader has a true
-            attribute ``grades_truncated``. None: none was.
+        truncated: True where the response was cut off before its end: reward 0 without grading, unless the task's
+            grader has a true attribute ``grades_truncated``. None: none was.
         time_limit: Seconds a response; loading a grader the first time is not counted.
 
     Raises:
@@ -224,7 +241,8 @@ def grade(
     """
     if len(tasks) != len(responses) or (truncated is not None and len(truncated) != len(tasks)):
         raise InputError(
-            f"{len(tasks)} tasks, {len(responses)} responses and {len(tasks if truncated is None else truncated)} truncation flags"
+            f"{len(tasks)} tasks, {len(responses)} responses and {len(tasks if truncated is None else truncated)} "
+            "truncation flags"
         )
     grades: list[Grade] = []
     for i, (task, response) in enumerate(zip(tasks, responses, strict=True)):

@@ -1,4 +1,5 @@
-"""The child that `rollonce.tasks.sandbox` talks to. Reads requests on its standard input, answers on what was its standard output."""
+"""The child that `rollonce.tasks.sandbox` talks to. Reads requests on its standard input, answers on what was its
+standard output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The audit of a baseline, ours or a user's: ``check_baseline`` holds it to the contract of `rollonce.baselines.base`."""
+"""The audit of a baseline, ours or a user's: ``check_baseline`` holds it to the contract of
+`rollonce.baselines.base`."""
 
 from rollonce.testing.audit import CheckResult, check_baseline
 from rollonce.testing.callables import CallableBaseline

@@ -1,4 +1,5 @@
-"""What every baseline must do, whatever it promises: clean output, no side effects, the order of rows of no matter, bad prompts, files."""
+"""What every baseline must do, whatever it promises: clean output, no side effects, the order of rows of no matter, bad
+prompts, files."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def no_side_effects(s: Subject) -> str:
         batch = s.samples.batch()
         rewards, before = batch.rewards_B.copy(), json.dumps(baseline.state_dict(), default=str)
         first = baseline.predict(batch)
-        if not np.array_equal(rewards, batch.rewards_B) or (isinstance(baseline, CallableBaseline) and baseline.wrote_input):
+        if not np.array_equal(rewards, batch.rewards_B) or (
+            isinstance(baseline, CallableBaseline) and baseline.wrote_input
+        ):
             raise Failed(f"predict wrote into the rewards that it was given ({state}); work on a copy")
         if json.dumps(baseline.state_dict(), default=str) != before:
             raise Failed(f"predict changed the baseline's state ({state}); only fit and observe may")
@@ -74,8 +77,8 @@ def order(s: Subject) -> str:
                 moved = baseline.predict(permuted(batch, perm))
                 if (i := differs(straight[perm], moved)) is not None:
                     raise Failed(
-                        f"b depends on the order of the batch: rollout {perm[i]} had b = {straight[perm][i]:.6g}, and {moved[i]:.6g} "
-                        f"once it was moved to place {i} ({state})"
+                        f"b depends on the order of the batch: rollout {perm[i]} had b = {straight[perm][i]:.6g}, and "
+                        f"{moved[i]:.6g} once it was moved to place {i} ({state})"
                     )
     return "permuting the batch permutes b"
 
@@ -99,14 +102,15 @@ def batch_of_one(s: Subject) -> str:
         flags.append(bool(_flags(baseline, 1)[0]))
     if answers[0] != answers[1] or answers[0] != answers[2]:
         raise Failed(
-            f"a batch of one without history gave b = {answers[0]:.6g}, {answers[1]:.6g} and {answers[2]:.6g} for rewards 0, 1 and 0.37: "
-            "there is nothing but the own reward to take that from"
+            f"a batch of one without history gave b = {answers[0]:.6g}, {answers[1]:.6g} and {answers[2]:.6g} for "
+            "rewards 0, 1 and 0.37: there is nothing but the own reward to take that from"
         )
     if s.is_callable:
         return f"a batch of one gives {answers[0]:.6g} whatever its reward"
     if flags[0] and answers[0] != s.template.prior:
         raise Failed(
-            f"a batch of one without history flagged its prior but gave {answers[0]:.6g}; the declared prior is {s.template.prior:g}"
+            f"a batch of one without history flagged its prior but gave {answers[0]:.6g}; the declared prior is "
+            f"{s.template.prior:g}"
         )
     if not flags[0] and (tags.shift_equivariant or s.is_linear):
         raise Failed("a batch of one without history had nothing to go by, but used_prior_B does not say so")
@@ -139,15 +143,23 @@ def equal_rewards(s: Subject) -> str:
         expected = np.where(_flags(baseline, len(b)), b, c)
         if tags.shift_equivariant and tags.scale_equivariant and (i := differs(b, expected)) is not None:
             raise Failed(f"all rewards were {c:g}, but b_{i} = {b[i]:.6g}")
-    return "equal rewards give finite numbers" + (", namely that reward" if tags.shift_equivariant and tags.scale_equivariant else "")
+    return "equal rewards give finite numbers" + (
+        ", namely that reward" if tags.shift_equivariant and tags.scale_equivariant else ""
+    )
 
 
 def odd_prompts(s: Subject) -> str:
     """Empty, very long, unknown and non-ASCII prompts are finite, together and as the whole batch."""
     for state, baseline in s.states():
-        _finite(baseline, s.samples.with_prompts([*ODD_PROMPTS, *s.samples.prompts[:4]]), f"empty, very long and non-ASCII prompts {state}")
+        _finite(
+            baseline,
+            s.samples.with_prompts([*ODD_PROMPTS, *s.samples.prompts[:4]]),
+            f"empty, very long and non-ASCII prompts {state}",
+        )
     _finite(s.fresh(), s.samples.with_prompts([""] * 5), "a batch of empty prompts")
-    _finite(s.fresh(), s.samples.with_prompts(["zzyzx", "qwxrtl", "vbnmgh", "kjhgfd"]), "prompts that share no known word")
+    _finite(
+        s.fresh(), s.samples.with_prompts(["zzyzx", "qwxrtl", "vbnmgh", "kjhgfd"]), "prompts that share no known word"
+    )
     if s.remembers:
         baseline = s.live_through([s.samples.with_prompts(ODD_PROMPTS)])
         _finite(baseline, s.samples.batch(), "a history of empty, very long and non-ASCII prompts")
@@ -204,8 +216,8 @@ def response_length(s: Subject) -> str:
                     if (j := differs(straight, moved)) is not None:
                         whose = "its own baseline" if j == i else f"the baseline of rollout {j}"
                         raise Failed(
-                            f"the response length leaks: rollout {i}'s, changed from {old:.0f} to {length:.0f}, moved {whose} from "
-                            f"{straight[j]:.6g} to {moved[j]:.6g} ({state})"
+                            f"the response length leaks: rollout {i}'s, changed from {old:.0f} to {length:.0f}, moved "
+                            f"{whose} from {straight[j]:.6g} to {moved[j]:.6g} ({state})"
                         )
     return "no response's length moves any b"
 
@@ -220,7 +232,10 @@ def _flags(baseline: Baseline, n: int) -> BoolArray:
         raise Failed("predict did not set used_prior_B, which says which rows had nothing to go by but the prior")
     flags = np.asarray(baseline.used_prior_B)
     if flags.shape != (n,) or flags.dtype != bool:
-        raise Failed(f"used_prior_B has shape {flags.shape} and type {flags.dtype} for a batch of {n}; booleans ({n},) were expected")
+        raise Failed(
+            f"used_prior_B has shape {flags.shape} and type {flags.dtype} for a batch of {n}; booleans ({n},) were "
+            "expected"
+        )
     return flags
 
 

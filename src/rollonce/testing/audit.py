@@ -1,4 +1,5 @@
-"""`check_baseline`: one audit for all baselines, ours or a user's, as scikit-learn's ``check_estimator`` is for estimators."""
+"""`check_baseline`: one audit for all baselines, ours or a user's, as scikit-learn's ``check_estimator`` is for
+estimators."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ class CheckResult(NamedTuple):
 
 def _checks(s: Subject) -> list[tuple[str, Callable[[Subject], str]]]:
     tags = s.template.tags
-    chosen: list[Callable[[Subject], str]] = [always.output, always.no_side_effects, always.repeatable, always.order, always.batch_of_one]
+    chosen: list[Callable[[Subject], str]] = [
+        always.output,
+        always.no_side_effects,
+        always.repeatable,
+        always.order,
+        always.batch_of_one,
+    ]
     chosen += [always.equal_rewards, always.odd_prompts, always.response_length]
     if not s.is_callable:
         chosen += [always.empty_batch, always.saves, promised.declared, promised.history]
@@ -37,7 +44,14 @@ def _checks(s: Subject) -> list[tuple[str, Callable[[Subject], str]]]:
         chosen.append(promised.leave_one_out)
     if tags.neutral and not tags.self_inclusive:
         chosen.append(promised.neutral)
-    by_tag = ["shift_equivariant", "scale_equivariant", "needs_groups", "needs_repeats", "bounded_rewards", "self_inclusive"]
+    by_tag = [
+        "shift_equivariant",
+        "scale_equivariant",
+        "needs_groups",
+        "needs_repeats",
+        "bounded_rewards",
+        "self_inclusive",
+    ]
     chosen += [getattr(promised, tag) for tag in by_tag if getattr(tags, tag)]
     return [(check.__name__, check) for check in chosen]
 
@@ -53,9 +67,10 @@ def check_baseline(
     """Audit a baseline: does it leak, and does it keep what its tags promise?
 
     Args:
-        baseline: A `Baseline` (audited as it is fitted, without its history; fitted here if it was not), a class of baselines or a
-            function without arguments that makes one, or a plain function ``fn(batch) -> b``, ``fn(prompts, rewards) -> b`` or one that
-            names any of prompts, rewards, task_ids, response_lengths, responses. Nothing is changed: the audit works on copies.
+        baseline: A `Baseline` (audited as it is fitted, without its history; fitted here if it was not), a class of
+            baselines or a function without arguments that makes one, or a plain function ``fn(batch) -> b``,
+            ``fn(prompts, rewards) -> b`` or one that names any of prompts, rewards, task_ids, response_lengths,
+            responses. Nothing is changed: the audit works on copies.
         prompts: Prompts to draw batches from; made up (in the baseline's vocabulary, where it has one) if None.
         columns: Declared columns, a value for each prompt; what the baseline reads and is not here is made up.
         seed: Of everything random in the audit.

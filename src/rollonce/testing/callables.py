@@ -18,11 +18,13 @@ _BY_NAME = ("batch", "prompts", "rewards", "task_ids", "response_lengths", "resp
 
 @dataclass
 class CallableBaseline(Baseline):
-    """``fn(batch) -> b``, ``fn(prompts, rewards) -> b``, or one that names more of what a trainer hands to reward functions.
+    """``fn(batch) -> b``, ``fn(prompts, rewards) -> b``, or one that names more of what a trainer hands to reward
+    functions.
 
     Args:
-        fn: A function of one argument (a `Batch`), of two (prompts, a list of B texts, and rewards, (B,) float64), or of any of
-            ``prompts``, ``rewards``, ``task_ids``, ``response_lengths`` (B,) and ``responses`` (B texts) by name.
+        fn: A function of one argument (a `Batch`), of two (prompts, a list of B texts, and rewards, (B,) float64), or
+            of any of ``prompts``, ``rewards``, ``task_ids``, ``response_lengths`` (B,) and ``responses`` (B texts) by
+            name.
 
     It promises ``leave_one_out`` and nothing else. Raises InputError for a function whose arguments are none of these.
     """
@@ -72,7 +74,8 @@ class CallableBaseline(Baseline):
             raise InputError(f"{self.label} returned {type(out).__name__} that is not {len(batch)} numbers") from None
         if b.shape != (len(batch),):
             raise InputError(
-                f"{self.label} returned an array of shape {b.shape} for a batch of {len(batch)}; one number a rollout is needed"
+                f"{self.label} returned an array of shape {b.shape} for a batch of {len(batch)}; one number a rollout "
+                "is needed"
             )
         return b
 
@@ -85,13 +88,15 @@ def _arguments_of(fn: Callable[..., Any]) -> list[tuple[str, str]]:
         return [("", "prompts"), ("", "rewards")]
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    optional = [p for p in parameters if p.default is not p.empty and p.name in _BY_NAME and p.kind != p.POSITIONAL_ONLY]
+    optional = [
+        p for p in parameters if p.default is not p.empty and p.name in _BY_NAME and p.kind != p.POSITIONAL_ONLY
+    ]
     extra = [(p.name, p.name) for p in optional]
     if all(p.name in _BY_NAME and p.kind != p.POSITIONAL_ONLY for p in required):
         return [(p.name, p.name) for p in required] + extra
     if all(p.kind in by_position for p in required) and 1 <= len(required) <= 2:
         return [("", "batch")] if len(required) == 1 else [("", "prompts"), ("", "rewards"), *extra]
     raise InputError(
-        f"{getattr(fn, '__qualname__', fn)} takes {', '.join(p.name for p in required)}; a baseline function takes (batch), "
-        f"(prompts, rewards), or any of {', '.join(_BY_NAME[1:])} by name"
+        f"{getattr(fn, '__qualname__', fn)} takes {', '.join(p.name for p in required)}; a baseline function takes "
+        f"(batch), (prompts, rewards), or any of {', '.join(_BY_NAME[1:])} by name"
     )

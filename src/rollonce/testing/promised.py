@@ -30,13 +30,14 @@ def leave_one_out(s: Subject) -> str:
                     moved = baseline.predict(with_rewards(batch, rewards))
                     if differs(straight[i : i + 1], moved[i : i + 1], rewards) is not None:
                         raise Failed(
-                            f"the own reward leaks: changing rollout {i}'s from {old:.4g} to {new:.4g} moved its own baseline from "
-                            f"{straight[i]:.6g} to {moved[i]:.6g} ({state})"
+                            f"the own reward leaks: changing rollout {i}'s from {old:.4g} to {new:.4g} moved its own "
+                            f"baseline from {straight[i]:.6g} to {moved[i]:.6g} ({state})"
                         )
             scaled = baseline.advantages(batch)
             if (i := differs(scaled, batch.rewards_B - straight)) is not None:
                 raise Failed(
-                    f"advantages() gives {scaled[i]:.6g} for rollout {i}, where r - b is {batch.rewards_B[i] - straight[i]:.6g}: "
+                    f"advantages() gives {scaled[i]:.6g} for rollout {i}, where r - b is "
+                    f"{batch.rewards_B[i] - straight[i]:.6g}: "
                     "whatever it multiplies by is of this batch; declare self_inclusive if that holds the own reward"
                 )
     return "no rollout's reward moves its own b"
@@ -47,7 +48,8 @@ def declared(s: Subject) -> str:
     t = s.template.tags
     if not t.leave_one_out and not t.self_inclusive:
         raise Failed(
-            "it promises neither leave_one_out nor self_inclusive: a baseline that sees its own reward must say so and name its twin"
+            "it promises neither leave_one_out nor self_inclusive: a baseline that sees its own reward must say so and "
+            "name its twin"
         )
     if t.leave_one_out and t.self_inclusive:
         raise Failed("it promises both leave_one_out and self_inclusive; they exclude each other")
@@ -80,7 +82,8 @@ def _equivariant(s: Subject, maps: list) -> str:
                 got = moved.predict(with_rewards(batch, map_(batch.rewards_B)))
                 if (i := differs(np.where(prior, 0.0, want), np.where(prior, 0.0, got))) is not None:
                     raise Failed(
-                        f"it promises that {claim}, but b_{i} became {got[i]:.6g} instead of {want[i]:.6g} after {len(steps)} steps"
+                        f"it promises that {claim}, but b_{i} became {got[i]:.6g} instead of {want[i]:.6g} after "
+                        f"{len(steps)} steps"
                     )
     return maps[0][1]
 
@@ -96,7 +99,9 @@ def neutral(s: Subject) -> str:
         past = [_again(batch, s.samples.rewards(len(batch), k)) for k in range(3)]
         baseline = s.live_through(past)
         window = np.concatenate([b.rewards_B for b in past])[-baseline.keep_rows :]
-        _is_mean(baseline.predict(batch), np.concatenate([visible, window]), len(batch), f" and a window of {len(window)}")
+        _is_mean(
+            baseline.predict(batch), np.concatenate([visible, window]), len(batch), f" and a window of {len(window)}"
+        )
     return "identical prompts give the leave-one-out mean of what was visible"
 
 
@@ -107,7 +112,9 @@ def _again(batch: Batch, rewards: FloatArray) -> Batch:
 def _is_mean(b: FloatArray, visible: FloatArray, n: int, what: str) -> None:
     want = (visible.sum() - visible[:n]) / (len(visible) - 1)
     if (i := differs(b, want)) is not None:
-        raise Failed(f"{n} identical prompts{what} should give the leave-one-out mean {want[i]:.6g}, but b_{i} = {b[i]:.6g}")
+        raise Failed(
+            f"{n} identical prompts{what} should give the leave-one-out mean {want[i]:.6g}, but b_{i} = {b[i]:.6g}"
+        )
 
 
 def needs_groups(s: Subject) -> str:
@@ -119,7 +126,8 @@ def needs_groups(s: Subject) -> str:
     except InputError:
         return "one rollout a task is refused with an error"
     raise Failed(
-        f"it needs groups, but one rollout a task gave b_0 = {b[0]:.6g} instead of an InputError: its advantages would silently be zero"
+        f"it needs groups, but one rollout a task gave b_0 = {b[0]:.6g} instead of an InputError: its advantages would "
+        "silently be zero"
     )
 
 
@@ -131,7 +139,10 @@ def needs_repeats(s: Subject) -> str:
     low, high = (s.live_through([with_rewards(batch, np.full(len(batch), r))] * 3).predict(batch) for r in (0.0, 1.0))
     if not (high > low).all():
         i = int(np.flatnonzero(~(high > low))[0])
-        raise Failed(f"it needs repeats, but task {i} seen three times with reward 1 has b = {high[i]:.6g}, and with reward 0 {low[i]:.6g}")
+        raise Failed(
+            f"it needs repeats, but task {i} seen three times with reward 1 has b = {high[i]:.6g}, and with reward 0 "
+            f"{low[i]:.6g}"
+        )
     return "a task's earlier rewards move its baseline"
 
 
@@ -175,7 +186,8 @@ def self_inclusive(s: Subject) -> str:
             f = a[at] / a_twin[at]
             if (i := differs(f, np.full(len(f), f[0]))) is not None:
                 raise Failed(
-                    f"its advantage should be its twin's ({twin.label}) times one factor, but rollout {at[0]} has {f[0]:.6g} and "
+                    f"its advantage should be its twin's ({twin.label}) times one factor, but rollout {at[0]} has "
+                    f"{f[0]:.6g} and "
                     f"rollout {at[i]} {f[i]:.6g}: the direction of the gradient changes with the own reward"
                 )
             factors.append(float(f[0]))
@@ -188,8 +200,8 @@ def self_inclusive(s: Subject) -> str:
     if constant and factors:
         return f"its advantage is {factors[0]:.6g} times that of its leave-one-out twin ({twin.label})"
     return (
-        f"its advantage is that of its twin ({twin.label}) times a factor of the batch ({min(factors):.4g} to {max(factors):.4g} here), "
-        "which depends on the own reward: slightly biased by definition"
+        f"its advantage is that of its twin ({twin.label}) times a factor of the batch ({min(factors):.4g} to "
+        f"{max(factors):.4g} here), which depends on the own reward: slightly biased by definition"
     )
 
 
@@ -222,7 +234,8 @@ def _weights(s: Subject, baseline: LinearSmoother, batch: Batch, state: str) -> 
 
 
 def history(s: Subject) -> str:
-    """Earlier steps count only where the tags say so; rows given as an argument count as observed ones do, and are left alone."""
+    """Earlier steps count only where the tags say so; rows given as an argument count as observed ones do, and are left
+    alone."""
     if not s.remembers:
         baseline = s.fresh()
         batch = s.samples.batch()
@@ -230,7 +243,8 @@ def history(s: Subject) -> str:
         baseline.observe(s.samples.batch(1))
         if (i := differs(before, baseline.predict(batch))) is not None:
             raise Failed(
-                f"observing a batch moved b_{i}, but no tag says that earlier steps count (windowed, needs_history, needs_repeats)"
+                f"observing a batch moved b_{i}, but no tag says that earlier steps count (windowed, needs_history, "
+                "needs_repeats)"
             )
         return "earlier steps do not count"
     t = s.template.tags

@@ -1,4 +1,5 @@
-"""What the audit feeds to a baseline: prompts in its own words where it has any, columns that it asks for, streams of batches."""
+"""What the audit feeds to a baseline: prompts in its own words where it has any, columns that it asks for, streams of
+batches."""
 
 from __future__ import annotations
 
@@ -69,10 +70,15 @@ class Samples:
     def for_baseline(
         cls, baseline: Baseline, prompts: Sequence[str] | None, columns: Mapping[str, Sequence[Any]] | None, seed: int
     ) -> Samples:
-        """Prompts as given, or made up: of the words that the baseline knows if it was fitted. Columns that it reads are made up too."""
+        """Prompts as given, or made up: of the words that the baseline knows if it was fitted. Columns that it reads
+        are made up too."""
         rng = np.random.default_rng(seed)
         parts = list(parts_of(baseline))
-        texts = list(prompts) if prompts else _made_up(rng, next((p for p in parts if isinstance(p, Tfidf) and p.vocabulary_), None))
+        texts = (
+            list(prompts)
+            if prompts
+            else _made_up(rng, next((p for p in parts if isinstance(p, Tfidf) and p.vocabulary_), None))
+        )
         values = {name: list(column) for name, column in (columns or {}).items()}
         at = np.arange(max(len(texts), 24)) % len(texts)  # a few prompts are used again and again
         texts, values = [texts[i] for i in at], {name: [column[i] for i in at] for name, column in values.items()}

@@ -1,4 +1,5 @@
-"""The baseline under audit: fresh copies of it, copies that have lived through some steps, and how close two answers must be."""
+"""The baseline under audit: fresh copies of it, copies that have lived through some steps, and how close two answers
+must be."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Subject:
     def remembers(self) -> bool:
         """Earlier steps count, by its tags or by what it keeps."""
         t = self.template.tags
-        return not self.is_callable and (t.windowed or t.needs_history or t.needs_repeats or self.template.keep_rows > 0)
+        return not self.is_callable and (
+            t.windowed or t.needs_history or t.needs_repeats or self.template.keep_rows > 0
+        )
 
     def fresh(self) -> Baseline:
         """A copy of its own, fitted and without history."""
@@ -112,7 +115,9 @@ def _instance(baseline: Any) -> tuple[Baseline, bool]:
     if _takes_nothing(baseline):
         made = baseline()
         if not isinstance(made, Baseline):
-            raise InputError(f"{baseline!r} takes no arguments, so it should make a baseline; it gave {type(made).__name__}")
+            raise InputError(
+                f"{baseline!r} takes no arguments, so it should make a baseline; it gave {type(made).__name__}"
+            )
         return made, True
     return CallableBaseline(baseline), False
 
@@ -138,7 +143,8 @@ def _unfitted(baseline: Baseline, samples: Samples) -> bool:
 
 
 def differs(a: FloatArray, b: FloatArray, *sizes: Any) -> int | None:
-    """The first place where a and b differ by more than rounding of the numbers in ``sizes`` (and their own), or None."""
+    """The first place where a and b differ by more than rounding of the numbers in ``sizes`` (and their own), or
+    None."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     largest = max([1.0] + [float(np.abs(np.asarray(s, np.float64)).max(initial=0.0)) for s in (a, b, *sizes)])
     bad = ~(np.abs(a - b) <= TOLERANCE * largest)

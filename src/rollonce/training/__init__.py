@@ -1,6 +1,7 @@
 """Training: one readable loop (`rollonce.training.loop`), and the arms that it compares.
 
-Importing this loads no torch; the loop does (extra ``train``). What is said about runs afterwards is `rollonce.comparison`, without torch.
+Importing this loads no torch; the loop does (extra ``train``). What is said about runs afterwards is
+`rollonce.comparison`, without torch.
 """
 
 from __future__ import annotations

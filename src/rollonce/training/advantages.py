@@ -50,7 +50,9 @@ class Arm:
         ahead = range(step, min(step + every - (step - 1) % every, self.config.train.steps + 1))
         self.oracle.means = {}
         for s in ahead:
-            tasks = [t for t in step_tasks(self.train, self.config.tasks_per_step, s, self.config.seed) for _ in range(extra)]
+            tasks = [
+                t for t in step_tasks(self.train, self.config.tasks_per_step, s, self.config.seed) for _ in range(extra)
+            ]
             rewards_B = roll(self.learner, tasks, self.config, [self.config.seed, _STREAM, step, s]).rewards_B
             for k in range(0, len(tasks), extra):
                 self.oracle.means[tasks[k].id] = float(rewards_B[k : k + extra].mean())
@@ -62,7 +64,9 @@ class Arm:
             assert c is not None
             self._values_BT = self.critic.values(samples)
             rewards_B = torch.from_numpy(batch.rewards_B).float()
-            adv_BT, _ = gae(rewards_B, self._values_BT, samples.response_mask_BT, discount=c.discount, gae_lambda=c.gae_lambda)
+            adv_BT, _ = gae(
+                rewards_B, self._values_BT, samples.response_mask_BT, discount=c.discount, gae_lambda=c.gae_lambda
+            )
             return adv_BT.double().numpy(), self._values_BT[:, 0].double().numpy()
         source = self.oracle if self.oracle is not None else self.baseline
         assert source is not None
@@ -72,7 +76,8 @@ class Arm:
         return batch.rewards_B - baseline_B, baseline_B
 
     def self_weight_max(self, batch: Batch) -> float | None:
-        """The largest weight that a rollout's own reward has in its baseline: 0, or an error; None where there are no weights."""
+        """The largest weight that a rollout's own reward has in its baseline: 0, or an error; None where there are no
+        weights."""
         if not isinstance(self.baseline, LinearSmoother):
             return None
         return float(np.abs(np.diagonal(self.baseline.weights(batch)[:, : len(batch)])).max())
@@ -92,7 +97,9 @@ class Arm:
             # What it now says everywhere: clipping and targets are about a change from that, not from the zeros before.
             self._values_BT = mean * samples.response_mask_BT.float()
         rewards_B = torch.from_numpy(batch.rewards_B).float()
-        _, targets_BT = gae(rewards_B, self._values_BT, samples.response_mask_BT, discount=c.discount, gae_lambda=c.gae_lambda)
+        _, targets_BT = gae(
+            rewards_B, self._values_BT, samples.response_mask_BT, discount=c.discount, gae_lambda=c.gae_lambda
+        )
         return self.critic.learn(samples, self._values_BT, targets_BT)
 
     def policy_stands_still(self, step: int) -> bool:

@@ -48,7 +48,8 @@ BY_NAME: dict[str, Callable[[], Baseline]] = {
     "gs1_buckets": published_length_buckets,
     "gs1_family": family_mean,
     "gs1_kriging": lambda: Kriging(window=128),
-    # A fit on 256 rows every 32 steps costs less than the prediction itself; on 500 every 4, ten times a tiny policy's share.
+    # A fit on 256 rows every 32 steps costs less than the prediction itself; on 500 every 4, ten times a tiny policy's
+    # share.
     "gs1_self_tuning": lambda: SelfTuning(window=128, max_rows=256, refit_every=32),
     "critic_prompt": Ridge,
     "critic_trees": BoostedTrees,
@@ -66,18 +67,21 @@ def named_baseline(name: str) -> Baseline:
         InputError: for an unknown name.
     """
     if name not in BY_NAME:
-        raise InputError(f"there is no baseline {name!r}; there are {', '.join(NAMES)}, or a baseline.json that rollonce tune wrote")
+        raise InputError(
+            f"there is no baseline {name!r}; there are {', '.join(NAMES)}, or a baseline.json that rollonce tune wrote"
+        )
     return BY_NAME[name]()
 
 
 def make_baseline(arm: ArmConfig, train_tasks: Tasks) -> Baseline | None:
     """The arm's baseline, fitted to the prompts it will train on; None for a token-level critic and the oracle.
 
-    A ``baseline.json`` keeps the vocabulary it was tuned with, and starts without the history of its tuning: those rewards are another
-    policy's.
+    A ``baseline.json`` keeps the vocabulary it was tuned with, and starts without the history of its tuning: those
+    rewards are another policy's.
 
     Raises:
-        InputError: an unknown name, a bad file, a baseline that needs groups in an arm without, or one that needs repeats.
+        InputError: an unknown name, a bad file, a baseline that needs groups in an arm without, or one that needs
+            repeats.
     """
     spec: Any = arm.baseline
     if spec is None or spec == ORACLE:
@@ -93,5 +97,7 @@ def make_baseline(arm: ArmConfig, train_tasks: Tasks) -> Baseline | None:
             raise InputError(f"{spec!r} is no baseline but a part of one")
         baseline = made.fit(train_tasks)
     if baseline.tags.needs_groups and arm.group_size < 2:
-        raise InputError(f"baseline {baseline.type!r} needs several rollouts of each task: give the arm group_size = 8, say")
+        raise InputError(
+            f"baseline {baseline.type!r} needs several rollouts of each task: give the arm group_size = 8, say"
+        )
     return baseline

@@ -1,4 +1,5 @@
-"""Arms x seeds over processes. What is done is kept: called again, it goes on with what is missing, and new seeds or arms are added."""
+"""Arms x seeds over processes. What is done is kept: called again, it goes on with what is missing, and new seeds or
+arms are added."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
 
     Args:
         config: What to run.
-        out: The comparison's directory. Runs in it that are of another configuration are refused before anything starts.
+        out: The comparison's directory. Runs in it that are of another configuration are refused before anything
+            starts.
         tell: Called as runs go on.
 
     Raises:
@@ -92,7 +94,9 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
             same_config(run, directory)
     write_plan(config, out, runs)
     waiting = [run for run in runs if finished(run_directory(out, run)) is None]
-    outcome = _Pool(waiting, out, len(runs), config.train.steps, tell).run(config.compare.processes or os.cpu_count() or 1)
+    outcome = _Pool(waiting, out, len(runs), config.train.steps, tell).run(
+        config.compare.processes or os.cpu_count() or 1
+    )
     return outcome
 
 
@@ -128,7 +132,9 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, waiting: list[RunConfig], out: Path, total: int, steps: int, tell: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self, waiting: list[RunConfig], out: Path, total: int, steps: int, tell: Callable[[Progress], None] | None
+    ) -> None:
         self.waiting, self.out, self.total, self.steps, self.tell = list(waiting), out, total, steps, tell
         self.done = total - len(waiting)
         self.errors: list[str] = []
@@ -186,7 +192,11 @@ class _Pool:
             else:
                 self._finish(worker, event)
         if self.tell is not None:
-            at = [f"{w.run.name} seed {w.run.seed} step {w.step}: reward {w.reward:.2f}" for w in self.workers if w.run is not None]
+            at = [
+                f"{w.run.name} seed {w.run.seed} step {w.step}: reward {w.reward:.2f}"
+                for w in self.workers
+                if w.run is not None
+            ]
             steps = self.done * self.steps + sum(w.step for w in self.workers if w.run is not None)
             self.tell(Progress(self.done, self.total, steps, self.total * self.steps, at))
 
@@ -209,8 +219,15 @@ class _Pool:
         code = worker.process.wait()
         if worker.run is not None and not self.interrupted:
             words = worker.last_words.decode(errors="replace").strip().splitlines()
-            why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}: {words[-1] if words else 'no message'}"
-            self.errors.append(f"{worker.run.name} seed {worker.run.seed}: its process {why}; the same command goes on from its checkpoint")
+            why = (
+                f"was killed by signal {-code}"
+                if code < 0
+                else f"ended with code {code}: {words[-1] if words else 'no message'}"
+            )
+            self.errors.append(
+                f"{worker.run.name} seed {worker.run.seed}: its process {why}; the same command goes on from its "
+                "checkpoint"
+            )
             self._skip_if_never_begun(worker, worker.run)
             worker.run = None
 
@@ -242,7 +259,8 @@ def check_start(config: ExperimentConfig) -> None:
     for name, arm in config.arms.items():
         if config.train.rollouts // arm.group_size > len(splits.train):
             raise InputError(
-                f"arm {name!r} needs {config.train.rollouts // arm.group_size} different tasks a step, but there are {len(splits.train)}"
+                f"arm {name!r} needs {config.train.rollouts // arm.group_size} different tasks a step, but there are "
+                f"{len(splits.train)}"
             )
         try:
             make_baseline(arm, splits.train.as_tasks())

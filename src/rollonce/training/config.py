@@ -1,4 +1,5 @@
-"""What a training run is made of, as a TOML file says it. Everything has a default but the arms; unknown keys are errors.
+"""What a training run is made of, as a TOML file says it. Everything has a default but the arms; unknown keys are
+errors.
 
 ::
 
@@ -54,16 +55,18 @@ class PolicyConfig(Section):
         source: ``embedded``, a directory or a hub id; with ``engine = "tinker"`` the service's name of the model.
         engine: ``local`` (transformers, this machine), or ``tinker`` (a Tinker-compatible service).
         lora_rank: Rank of the adapters; 0 trains every weight.
-        seed: Of fresh adapters and of a fresh value head: the same in all arms and seeds of a comparison unless ``seed_follows_run``.
+        seed: Of fresh adapters and of a fresh value head: the same in all arms and seeds of a comparison unless
+            ``seed_follows_run``.
         seed_follows_run: Let adapters start from the run's seed instead.
         device, bf16, gradient_checkpointing, attention: See `rollonce.policies.TransformersPolicy.load`.
         sample_rows, train_rows: Rollouts at once when sampling and in a micro-batch of the update; None for all.
         local_only: Never ask a hub for the model.
         prompt_template, system: See `TransformersPolicy`.
-        base_url, renderer: For a service: its address (default TINKER_BASE_URL), and how prompts become tokens: ``text``, ``chat`` (the
-            tokenizer's template) or the name of one of tinker-cookbook's renderers; None: raw text.
-        reduction: For a service: whether its loss adds a rollout's tokens up (``sum``, as Tinker does) or takes their mean first
-            (``sequence_mean``, SkyRL's JAX backend).
+        base_url, renderer: For a service: its address (default TINKER_BASE_URL), and how prompts become tokens:
+            ``text``, ``chat`` (the tokenizer's template) or the name of one of tinker-cookbook's renderers; None: raw
+            text.
+        reduction: For a service: whether its loss adds a rollout's tokens up (``sum``, as Tinker does) or takes their
+            mean first (``sequence_mean``, SkyRL's JAX backend).
     """
 
     source: str = "embedded"
@@ -87,9 +90,17 @@ class PolicyConfig(Section):
     @model_validator(mode="after")
     def _of_the_engine(self) -> PolicyConfig:
         elsewhere = LOCAL_ONLY if self.engine == "tinker" else SERVICE_ONLY
-        if odd := [k for k in elsewhere if k in self.model_fields_set and getattr(self, k) != type(self).model_fields[k].default]:
+        if odd := [
+            k
+            for k in elsewhere
+            if k in self.model_fields_set and getattr(self, k) != type(self).model_fields[k].default
+        ]:
             raise ValueError(f"{', '.join(odd)}: without effect with engine = {self.engine!r}; leave it out")
-        if self.engine == "local" and self.source == "embedded" and (self.prompt_template != "{prompt}" or self.system is not None):
+        if (
+            self.engine == "local"
+            and self.source == "embedded"
+            and (self.prompt_template != "{prompt}" or self.system is not None)
+        ):
             raise ValueError("the embedded policy reads prompts as they are: leave prompt_template and system out")
         return self
 
@@ -99,7 +110,8 @@ class TasksConfig(Section):
 
     Attributes:
         source: See `rollonce.tasks.load_tasks`.
-        train: Tasks to train on; they are gone through in an order drawn by the run's seed, and again if steps ask for more.
+        train: Tasks to train on; they are gone through in an order drawn by the run's seed, and again if steps ask for
+            more.
         holdout: Tasks set apart to choose rates by and to draw learning curves with (the calibration split).
         test: Tasks for the final figures; nothing is ever chosen by them.
         seed: Which tasks are drawn: the same in all arms and seeds.
@@ -121,13 +133,13 @@ class LossConfig(Section):
     """The objective, alike in all arms.
 
     Attributes:
-        aggregation: ``token-mean`` (sum over all response tokens over their number) or ``sequence-mean`` (mean over each rollout's tokens,
-            then over rollouts).
+        aggregation: ``token-mean`` (sum over all response tokens over their number) or ``sequence-mean`` (mean over
+            each rollout's tokens, then over rollouts).
         clip: Clip the importance ratio to [1 - clip, 1 + clip] as PPO does; None: no clipping.
         clip_high: Upper side, where it differs from ``clip``.
         kl: Weight of the KL penalty to the start policy (nats a token, the estimator k3 of Schulman 2020).
-        gate: FlashREINFORCE's: drop a trajectory whose mean Bernoulli KL between the sampling and the current policy exceeds this,
-            denominators unchanged. None: no gate.
+        gate: FlashREINFORCE's: drop a trajectory whose mean Bernoulli KL between the sampling and the current policy
+            exceeds this, denominators unchanged. None: no gate.
         lag: Sample from the policy of this many steps ago: staleness, on purpose.
         epochs: Updates per batch of rollouts; ratio and clip matter from the second on.
     """
@@ -160,9 +172,10 @@ class TrainConfig(Section):
         checkpoint_every: Steps between checkpoints; a killed run repeats at most so many.
         kl_every: Steps between measurements of the KL to the start policy (an extra forward pass); 0 never.
         shadow: Baselines scored beside the arm's own on the same rollouts, without touching the training.
-        audit_weights: Log the largest weight of a rollout's own reward in its baseline (computes the weights once more).
-        collapse_truncated, collapse_entropy, collapse_steps: The run counts as collapsed, and stops, when for so many steps in a row
-            more than this share of rollouts was truncated, or entropy was below this many nats a token.
+        audit_weights: Log the largest weight of a rollout's own reward in its baseline (computes the weights once
+            more).
+        collapse_truncated, collapse_entropy, collapse_steps: The run counts as collapsed, and stops, when for so many
+            steps in a row more than this share of rollouts was truncated, or entropy was below this many nats a token.
     """
 
     steps: Count = 120
@@ -206,8 +219,8 @@ class CriticConfig(Section):
     """A token-level critic (value function) and GAE.
 
     Attributes:
-        kind: ``head``: a small network on the policy's last hidden state, which it does not change; ``network``: a copy of the start policy
-            with a value output, trained as a whole.
+        kind: ``head``: a small network on the policy's last hidden state, which it does not change; ``network``: a copy
+            of the start policy with a value output, trained as a whole.
         learning_rate: Of its own Adam.
         discount, gae_lambda: GAE(lambda); with both 1 the advantage is the reward minus the value.
         clip: Clip the value's change per step as PPO does; None: no clipping.
@@ -231,7 +244,8 @@ class OracleConfig(Section):
 
     Attributes:
         rollouts: Extra ones a task.
-        every: Steps between measurements; the tasks of so many steps are measured at once, so the mean grows that stale.
+        every: Steps between measurements; the tasks of so many steps are measured at once, so the mean grows that
+            stale.
     """
 
     rollouts: Count = 8
@@ -242,8 +256,8 @@ class ArmConfig(Section):
     """One way of getting advantages, all else equal.
 
     Attributes:
-        baseline: A name (`rollonce.training.arms.NAMES`), a ``baseline.json`` that ``rollonce tune`` wrote, or a table with the
-            configuration of a baseline (``{type = "kriging", window = 128}``). None with a token-level critic.
+        baseline: A name (`rollonce.training.arms.NAMES`), a ``baseline.json`` that ``rollonce tune`` wrote, or a table
+            with the configuration of a baseline (``{type = "kriging", window = 128}``). None with a token-level critic.
         group_size: Rollouts of each task; ``rollouts`` must be a multiple.
         critic: A table: a token-level critic in place of a baseline.
         oracle: A table, for ``baseline = "oracle"``.
@@ -324,9 +338,14 @@ class ExperimentConfig(Section):
             raise ValueError("there is no arm: add a table like [arms.flashreinforce] with baseline = 'flashreinforce'")
         for name, arm in self.arms.items():
             if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,60}", name):
-                raise ValueError(f"the arm name {name!r} becomes a directory: use letters, digits, '_', '.', '+' and '-'")
+                raise ValueError(
+                    f"the arm name {name!r} becomes a directory: use letters, digits, '_', '.', '+' and '-'"
+                )
             if self.train.rollouts % arm.group_size:
-                raise ValueError(f"arm {name!r}: {self.train.rollouts} rollouts a step are no multiple of group_size {arm.group_size}")
+                raise ValueError(
+                    f"arm {name!r}: {self.train.rollouts} rollouts a step are no multiple of group_size "
+                    f"{arm.group_size}"
+                )
         reference = self.compare.reference
         if reference is not None and reference not in self.arms:
             raise ValueError(f"compare.reference {reference!r} is no arm; there are {', '.join(self.arms)}")

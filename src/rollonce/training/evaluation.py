@@ -26,9 +26,9 @@ def evaluate_items(
 ) -> Iterator[dict[str, Any]]:
     """One record a rollout: task_id, family, split, mode, repeat, reward, truncated, tokens, failure.
 
-    Greedy rollouts are one a task. The stream of samples depends on split, step and the run's seed: arms of one seed have the same luck, so
-    that their difference is of the arms; seeds have luck of their own, so that a mean over seeds averages it out. The start policy is the
-    same for all seeds, and evaluated once.
+    Greedy rollouts are one a task. The stream of samples depends on split, step and the run's seed: arms of one seed
+    have the same luck, so that their difference is of the arms; seeds have luck of their own, so that a mean over seeds
+    averages it out. The start policy is the same for all seeds, and evaluated once.
     """
     stream = _HOLDOUT if split == "holdout" else _TEST
     luck = [config.seed] if step else []
@@ -59,14 +59,20 @@ def evaluate_items(
                 }
 
 
-def evaluate(learner: Learner, holdout: TaskSet, test: TaskSet, config: RunConfig, *, step: int, final: bool) -> list[dict[str, Any]]:
+def evaluate(
+    learner: Learner, holdout: TaskSet, test: TaskSet, config: RunConfig, *, step: int, final: bool
+) -> list[dict[str, Any]]:
     """The hold-out, sampled; and, before and after training (``final``), the test tasks, sampled and greedily."""
     e: EvaluationConfig = config.evaluation
     records: list[dict[str, Any]] = []
     if len(holdout) and e.repeats:
-        records += evaluate_items(learner, holdout, config, split="holdout", mode="sampled", repeats=e.repeats, step=step)
+        records += evaluate_items(
+            learner, holdout, config, split="holdout", mode="sampled", repeats=e.repeats, step=step
+        )
     if final and len(test):
-        records += evaluate_items(learner, test, config, split="test", mode="sampled", repeats=e.test_repeats, step=step)
+        records += evaluate_items(
+            learner, test, config, split="test", mode="sampled", repeats=e.test_repeats, step=step
+        )
         if e.greedy:
             records += evaluate_items(learner, test, config, split="test", mode="greedy", repeats=1, step=step)
     return records

@@ -1,4 +1,5 @@
-"""Files of a run: checkpoints written whole or not at all, JSON lines that a kill cannot garble, and a lock on the directory."""
+"""Files of a run: checkpoints written whole or not at all, JSON lines that a kill cannot garble, and a lock on the
+directory."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def unwritable(path: Path, error: OSError) -> NoReturn:
     """Say in a sentence why a file could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise InputError(
-            "the disk is full; free some space and give the same command again: it goes on from the last checkpoint", file=path
+            "the disk is full; free some space and give the same command again: it goes on from the last checkpoint",
+            file=path,
         ) from error
     raise InputError(f"cannot be written: {error.strerror}", file=path) from error
 
@@ -148,7 +150,9 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError("another process is writing to this run; wait for it, or stop it", file=directory) from None
+            raise InputError(
+                "another process is writing to this run; wait for it, or stop it", file=directory
+            ) from None
         yield
 
 
@@ -178,7 +182,8 @@ def load_checkpoint(directory: Path) -> dict[str, Any] | None:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise InputError(
-            f"the checkpoint cannot be read ({type(error).__name__}); move the run's directory away to start it anew", file=path
+            f"the checkpoint cannot be read ({type(error).__name__}); move the run's directory away to start it anew",
+            file=path,
         ) from error
 
 
@@ -203,14 +208,21 @@ def same_config(config: Any, directory: Path) -> None:
             raise InputError("not JSON; move the directory away to start the run anew", file=path) from None
         if theirs != mine:
             odd = "; ".join(_differences(theirs, mine)) or "its keys"
-            raise InputError(f"holds a run of another configuration ({odd}); choose another directory, or remove this one", file=directory)
+            raise InputError(
+                f"holds a run of another configuration ({odd}); choose another directory, or remove this one",
+                file=directory,
+            )
     else:
         write_json(path, mine)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        return [d for k in sorted(old.keys() | new.keys()) for d in _differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)]
+        return [
+            d
+            for k in sorted(old.keys() | new.keys())
+            for d in _differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)
+        ]
     return [] if old == new else [f"{path} was {old!r} and is {new!r}"]
 
 

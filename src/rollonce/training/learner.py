@@ -1,4 +1,5 @@
-"""What the loop asks of something that samples and learns, and the local one: a transformers policy, Adam, the loss of the configuration.
+"""What the loop asks of something that samples and learns, and the local one: a transformers policy, Adam, the loss of
+the configuration.
 
 Shapes: ``_B`` rollouts, ``_T`` response tokens. A service's learner is `rollonce.training.tinker_learner`.
 """
@@ -58,13 +59,23 @@ class Learner(Protocol):
     max_new_tokens: int
 
     def sample(
-        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float, seed: Sequence[int], behaviour: bool = False
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: Sequence[int],
+        behaviour: bool = False,
     ) -> Samples:
-        """One rollout a prompt; equal seeds, equal rollouts. ``behaviour``: from the lagged policy, where there is a lag."""
+        """One rollout a prompt; equal seeds, equal rollouts. ``behaviour``: from the lagged policy, where there is a
+        lag."""
         ...
 
-    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True) -> Update:
-        """Move the policy; ``advantages`` (B,) or (B, T) float64. ``move = False``: measure, and leave it where it is."""
+    def update(
+        self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
+    ) -> Update:
+        """Move the policy; ``advantages`` (B,) or (B, T) float64. ``move = False``: measure, and leave it where it
+        is."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,7 +106,9 @@ def check_device(config: PolicyConfig) -> None:
     try:
         device = torch.device(config.device)
     except RuntimeError:
-        raise InputError(f"policy.device {config.device!r} is none that torch knows; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None
+        raise InputError(
+            f"policy.device {config.device!r} is none that torch knows; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
+        ) from None
     if device.type == "cuda":
         n = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= n:
@@ -110,12 +123,20 @@ def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
         InputError: nothing loadable there, or no such device.
     """
     check_device(config)
-    options: dict[str, Any] = {"device": config.device, "bf16": config.bf16, "gradient_checkpointing": config.gradient_checkpointing}
+    options: dict[str, Any] = {
+        "device": config.device,
+        "bf16": config.bf16,
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
     options |= {"sample_rows": config.sample_rows}
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # a bar for each of a hundred runs says nothing
-    lora = LoraSettings(rank=config.lora_rank, seed=seed if config.seed_follows_run else config.seed) if config.lora_rank else None
+    lora = (
+        LoraSettings(rank=config.lora_rank, seed=seed if config.seed_follows_run else config.seed)
+        if config.lora_rank
+        else None
+    )
     if config.attention:
         options["attention"] = config.attention
     if config.source != "embedded":
@@ -128,7 +149,9 @@ def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
             return load_embedded(lora=lora, **options)
         return TransformersPolicy.load(config.source, lora=lora, local_only=config.local_only, **options)
     except RuntimeError as error:  # a device that torch was built without, or that is too small
-        raise InputError(f"the policy {config.source!r} cannot be put on {config.device!r}: {str(error).splitlines()[0]}") from error
+        raise InputError(
+            f"the policy {config.source!r} cannot be put on {config.device!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 class LocalLearner:
@@ -144,7 +167,8 @@ class LocalLearner:
         self.policy = policy if policy is not None else load_policy(config.policy, config.seed)
         embedded = config.policy.source == "embedded"
         self.max_new_tokens = config.train.max_new_tokens or (EMBEDDED_MAX_NEW_TOKENS if embedded else 512)
-        # Its rollouts differ five-fold in length: eight at a time, sorted, waste half as much on padding as all at once.
+        # Its rollouts differ five-fold in length: eight at a time, sorted, waste half as much on padding as all at
+        # once.
         self.train_rows = config.policy.train_rows or (8 if embedded else None)
         train, loss = config.train, config.loss
         self.optimizer = torch.optim.AdamW(
@@ -156,7 +180,9 @@ class LocalLearner:
         )
         self.reference = self.policy.frozen_copy() if loss.kl > 0 or train.kl_every else None
         self.behaviour = self.policy.frozen_copy() if loss.lag else None
-        self._past: deque[dict[str, Tensor]] = deque([self.policy.state_dict()] if loss.lag else [], maxlen=loss.lag + 1)
+        self._past: deque[dict[str, Tensor]] = deque(
+            [self.policy.state_dict()] if loss.lag else [], maxlen=loss.lag + 1
+        )
         self.critic: TokenCritic | None = None
         if config.arm.critic is not None:
             c = config.arm.critic
@@ -172,7 +198,13 @@ class LocalLearner:
             )
 
     def sample(
-        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float, seed: Sequence[int], behaviour: bool = False
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: Sequence[int],
+        behaviour: bool = False,
     ) -> Samples:
         """See `Learner.sample`."""
         policy = self.policy
@@ -182,10 +214,15 @@ class LocalLearner:
                     if name in self._past[0]:
                         parameter.copy_(self._past[0][name])
             policy = self.behaviour
-        return policy.sample(prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed))
+        return policy.sample(
+            prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed)
+        )
 
-    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True) -> Update:
-        """See `Learner.update`. A loss that is not finite leaves the policy as it was and is returned for the loop to act on."""
+    def update(
+        self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
+    ) -> Update:
+        """See `Learner.update`. A loss that is not finite leaves the policy as it was and is returned for the loop to
+        act on."""
         loss_config = self.config.loss
         weights_BT = loss_weights(samples.response_mask_BT, loss_config.aggregation)
         advantages_B = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float32))
@@ -214,7 +251,9 @@ class LocalLearner:
                     dropped_B = kl_B > loss_config.gate
                     gain_weights = part_weights * ~dropped_B[:, None]  # weights keep the whole batch's denominators
                     gated += int(dropped_B.sum())
-                loss = policy_loss(seen.log_probs_BT, old_BT, adv.to(device), mask_BT, clip=clip, weights_BT=gain_weights)
+                loss = policy_loss(
+                    seen.log_probs_BT, old_BT, adv.to(device), mask_BT, clip=clip, weights_BT=gain_weights
+                )
                 if reference_BT is not None:
                     k3 = k3_BT(seen.log_probs_BT, reference_BT.to(device))
                     kl_sum += float((k3.detach() * mask_BT).sum())
@@ -230,7 +269,9 @@ class LocalLearner:
             limit = self.config.train.max_grad_norm
             norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), math.inf if limit is None else limit))
             kl = kl_sum / n_tokens if with_kl else None
-            update = Update(total, norm, entropy / n_tokens, kl, kl_old_sum / n_tokens, gated / len(samples), clipped / n_tokens)
+            update = Update(
+                total, norm, entropy / n_tokens, kl, kl_old_sum / n_tokens, gated / len(samples), clipped / n_tokens
+            )
             if first is None:
                 first = update
             else:  # the loss and gradient are the first epoch's; how far the policy has gone, the last one's
@@ -254,7 +295,8 @@ class LocalLearner:
             return self.reference.log_probs(part).cpu()
 
     def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer, critic and, with a lag, the earlier policies. The reference is the start policy and is loaded anew."""
+        """Policy, optimizer, critic and, with a lag, the earlier policies. The reference is the start policy and is
+        loaded anew."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),

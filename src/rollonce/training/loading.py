@@ -45,7 +45,8 @@ def _absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def runs_of(config: ExperimentConfig) -> list[RunConfig]:
-    """Every run of a comparison: seeds outermost, so that an interrupted one has all arms alike; a grid gives arms ``NAME@RATE``."""
+    """Every run of a comparison: seeds outermost, so that an interrupted one has all arms alike; a grid gives arms
+    ``NAME@RATE``."""
     shared = {k: getattr(config, k) for k in ("policy", "tasks", "train", "evaluation", "track")}
     out = []
     for seed in config.compare.seeds:

@@ -1,7 +1,8 @@
-"""The loop: sample, grade, take a baseline off, update. Every arm runs through these lines; they differ in one function.
+"""The loop: sample, grade, take a baseline off, update. Every arm runs through these lines; they differ in one
+function.
 
-Simplified on purpose: one machine, one process, synchronous. What would be a framework's job (sharding, a sampling server, asynchronous
-rollouts) is not here; `rollonce.integrations` puts the same baselines into trainers that have it.
+Simplified on purpose: one machine, one process, synchronous. What would be a framework's job (sharding, a sampling
+server, asynchronous rollouts) is not here; `rollonce.integrations` puts the same baselines into trainers that have it.
 
 Shapes: ``_B`` rollouts of a step (tasks x group size), ``_T`` response tokens.
 
@@ -87,10 +88,11 @@ def train(
         directory: The run's own.
         splits, learner: Instead of those that the configuration names.
         on_step: Called with each step's record.
-        on_batch: Called with each step, its rollouts, their advantages (B,) and baselines (B,), after the update; a step that a killed run
-            repeats is told of again.
+        on_batch: Called with each step, its rollouts, their advantages (B,) and baselines (B,), after the update; a
+            step that a killed run repeats is told of again.
         start_evaluation: Called with a function that evaluates the start policy; may answer from a cache.
-        stop: Set it to stop after the step that is running, with a checkpoint; so does SIGINT or SIGTERM in the main thread.
+        stop: Set it to stop after the step that is running, with a checkpoint; so does SIGINT or SIGTERM in the main
+            thread.
 
     Raises:
         InputError: what cannot be run, another run in that directory, or a disk that is full.
@@ -113,28 +115,47 @@ def train(
         else:
             look = lambda: evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)  # noqa: E731
             write_evaluation(directory, 0, look() if start_evaluation is None else start_evaluation(look))
-        log = JsonLines(directory / "metrics.jsonl", keep=lambda record: record["step"] <= done + (status == NOT_FINITE))
+        log = JsonLines(
+            directory / "metrics.jsonl", keep=lambda record: record["step"] <= done + (status == NOT_FINITE)
+        )
         tracked = trackers(config, directory, done)
         B, every = config.train.rollouts, config.evaluation.every
 
         def checkpoint() -> None:
             # A run that ended badly has ended: killed in its last evaluation it goes on with that, and trains no more.
-            ended = {"status": DONE if status == INTERRUPTED else status, "message": "" if status == INTERRUPTED else message}
-            state = {"step": done, "strange": strange, "learner": learner.state_dict(), "arm": arm.state(), "shadow": shadow.state()}
+            ended = {
+                "status": DONE if status == INTERRUPTED else status,
+                "message": "" if status == INTERRUPTED else message,
+            }
+            state = {
+                "step": done,
+                "strange": strange,
+                "learner": learner.state_dict(),
+                "arm": arm.state(),
+                "shadow": shadow.state(),
+            }
             save_checkpoint(directory, state | ended)
 
         for step in range(done + 1, config.train.steps + 1) if status == DONE else ():
             watch = Stopwatch()
             arm.before(step)
-            tasks = [t for t in step_tasks(splits.train, config.tasks_per_step, step, config.seed) for _ in range(config.arm.group_size)]
+            tasks = [
+                t
+                for t in step_tasks(splits.train, config.tasks_per_step, step, config.seed)
+                for _ in range(config.arm.group_size)
+            ]
             rewards_B, samples, grades = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
             batch = Batch(view(tasks), rewards_B)
             with watch.part("critic" if arm.critic is not None else "advantage"):
                 advantages, baseline_B = arm.advantages(batch, samples)
-            own_weight = arm.self_weight_max(batch) if config.train.audit_weights else None  # before the batch joins the history
+            own_weight = (
+                arm.self_weight_max(batch) if config.train.audit_weights else None
+            )  # before the batch joins the history
             with watch.part("update"):
                 measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
-                update = learner.update(samples, advantages, measure_kl=measure_kl, move=not arm.policy_stands_still(step))
+                update = learner.update(
+                    samples, advantages, measure_kl=measure_kl, move=not arm.policy_stands_still(step)
+                )
             finite = bool(np.isfinite(update.loss + (0.0 if np.isnan(update.grad_norm) else update.grad_norm)))
             with watch.part("critic" if arm.critic is not None else "advantage"):
                 critic_loss = arm.learn(batch, samples) if finite else None
@@ -179,11 +200,17 @@ def train(
             low_entropy = not np.isnan(update.entropy) and update.entropy < config.train.collapse_entropy
             strange = strange + 1 if truncated > config.train.collapse_truncated or low_entropy else 0
             if strange >= config.train.collapse_steps:
-                what = f"entropy {update.entropy:.2g} nats a token" if low_entropy else f"{truncated:.0%} of rollouts truncated"
+                what = (
+                    f"entropy {update.entropy:.2g} nats a token"
+                    if low_entropy
+                    else f"{truncated:.0%} of rollouts truncated"
+                )
                 status, message = COLLAPSED, f"{what} for {strange} steps in a row, at step {step}"
                 break
             if every and step % every == 0 and step < config.train.steps and len(splits.calibration):
-                write_evaluation(directory, step, evaluate(learner, splits.calibration, splits.test, config, step=step, final=False))
+                write_evaluation(
+                    directory, step, evaluate(learner, splits.calibration, splits.test, config, step=step, final=False)
+                )
             if stopped.is_set() and step < config.train.steps:
                 status, message = INTERRUPTED, f"stopped after step {step}; the same command goes on from there"
                 checkpoint()

@@ -25,7 +25,8 @@ PARTS = ("sample", "grade", "advantage", "critic", "update")
 
 
 class Stopwatch:
-    """Wall and CPU seconds by part of a step. CPU is this process's, all threads; a grader in a process of its own counts as wall alone."""
+    """Wall and CPU seconds by part of a step. CPU is this process's, all threads; a grader in a process of its own
+    counts as wall alone."""
 
     def __init__(self) -> None:
         self.wall: dict[str, float] = dict.fromkeys(PARTS, 0.0)
@@ -43,7 +44,8 @@ class Stopwatch:
 
 
 class Shadow:
-    """Baselines scored on the arm's own rollouts, by their leave-one-out twins, a task's other rollouts hidden; they change nothing.
+    """Baselines scored on the arm's own rollouts, by their leave-one-out twins, a task's other rollouts hidden; they
+    change nothing.
 
     ``E[A^2] = s2 + MSE``, so the ratio of two baselines' B_eff is the inverse ratio of these means (MATH: section 3).
 
@@ -53,7 +55,9 @@ class Shadow:
     """
 
     def __init__(self, names: Sequence[str], tasks: Tasks) -> None:
-        self.baselines: dict[str, Baseline] = {name: named_baseline(name).fit(tasks).twin().fit(tasks) for name in names}
+        self.baselines: dict[str, Baseline] = {
+            name: named_baseline(name).fit(tasks).twin().fit(tasks) for name in names
+        }
 
     def step(self, batch: Batch) -> dict[str, dict[str, float]]:
         """Mean squared advantage of each, by name; then the step joins their histories."""
@@ -84,13 +88,15 @@ def correlation(x_B: FloatArray, y_B: FloatArray) -> float | None:
 
 
 def loo_gap(rewards_B: FloatArray, baseline_B: FloatArray) -> float | None:
-    """Mean absolute difference of the baseline from the plain leave-one-out mean of the batch: 0 where a kernel has done nothing."""
+    """Mean absolute difference of the baseline from the plain leave-one-out mean of the batch: 0 where a kernel has
+    done nothing."""
     B = len(rewards_B)
     return float(np.abs(baseline_B - (rewards_B.sum() - rewards_B) / (B - 1)).mean()) if B > 1 else None
 
 
 def dead_groups(rewards_B: FloatArray, group_size: int) -> float | None:
-    """Share of groups whose rollouts were all rewarded alike (they teach nothing under a group mean); None without groups."""
+    """Share of groups whose rollouts were all rewarded alike (they teach nothing under a group mean); None without
+    groups."""
     if group_size < 2:
         return None
     return float((np.ptp(rewards_B.reshape(-1, group_size), axis=1) < 1e-12).mean())
@@ -114,7 +120,11 @@ class _Module:
     def __init__(self, module: Any, config: RunConfig, directory: Path) -> None:
         self.module = module
         run = f"{config.name}-seed{config.seed}"
-        settings: dict[str, Any] = {"project": config.track.project, "config": config.model_dump(mode="json"), "resume": "allow"}
+        settings: dict[str, Any] = {
+            "project": config.track.project,
+            "config": config.model_dump(mode="json"),
+            "resume": "allow",
+        }
         # Two runs of one name are two runs; the same directory is the same run.
         known = directory / f"{module.__name__}_run"
         if not known.exists():
@@ -158,7 +168,9 @@ def trackers(config: RunConfig, directory: Path, done: int = 0) -> list[Tracker]
             module = importlib.import_module(module_name)
         except ImportError as error:
             raise MissingExtraError(f"track.to = {name!r}", name, name) from error
-        out.append(_TensorBoard(module, directory, done) if name == "tensorboard" else _Module(module, config, directory))
+        out.append(
+            _TensorBoard(module, directory, done) if name == "tensorboard" else _Module(module, config, directory)
+        )
     return out
 
 

@@ -1,18 +1,20 @@
-"""Measured gradient noise of every baseline at a fixed policy, beside what B_eff predicts, and the derivation's approximations one by one.
+"""Measured gradient noise of every baseline at a fixed policy, beside what B_eff predicts, and the derivation's
+approximations one by one.
 
-With ``g_i`` the score gradient of trajectory i, a batch's gradient is ``X = sum_i A_i g_i / B`` over B tasks, one rollout each. Its noise,
-the trace of its covariance, is
+With ``g_i`` the score gradient of trajectory i, a batch's gradient is ``X = sum_i A_i g_i / B`` over B tasks, one
+rollout each. Its noise, the trace of its covariance, is
 
-    V = E[A^2 |g|^2] / B  +  (B - 1) / B * E[A_i A_j <g_i, g_j>]  -  |mu|^2,        mu the true gradient, the same for all baselines.
+    V = E[A^2 |g|^2] / B  +  (B - 1) / B * E[A_i A_j <g_i, g_j>]  -  |mu|^2,        mu the true gradient, the same for
+    all baselines.
 
 ``B_eff`` stands for ``V ~ E[A^2]``. That holds as far as score norms have nothing to do with advantages
 (``E[A^2 |g|^2] = E[A^2] E[|g|^2]``), rollouts of a batch do not covary through each other's baselines
-(``E[A_i A_j <g_i, g_j>] = |mu|^2``), noise is far above signal, and the sampler is the policy being trained. Each of these is measured
-here on its own. ``mu`` is a U-statistic over pairs of tasks; the oracle's and the groups' noise follow from per-task moments without
-simulation (MATH: section 3, "Groups").
+(``E[A_i A_j <g_i, g_j>] = |mu|^2``), noise is far above signal, and the sampler is the policy being trained. Each of
+these is measured here on its own. ``mu`` is a U-statistic over pairs of tasks; the oracle's and the groups' noise
+follow from per-task moments without simulation (MATH: section 3, "Groups").
 
-Shapes: ``_N`` tasks, ``_G`` rollouts of a task, ``_R`` = N x G rollouts in task order, ``_K`` batches, ``_B`` rollouts of a batch,
-``_M`` what it can see (itself and a window of other tasks).
+Shapes: ``_N`` tasks, ``_G`` rollouts of a task, ``_R`` = N x G rollouts in task order, ``_K`` batches, ``_B`` rollouts
+of a batch, ``_M`` what it can see (itself and a window of other tasks).
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _CHUNK_ENTRIES = 4_000_000
 
 
 def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline]:
-    """What `rollonce noise` measures by default, fitted on the prompts; each in batch, and with a window where that is of use.
+    """What `rollonce noise` measures by default, fitted on the prompts; each in batch, and with a window where that is
+    of use.
 
     The self-tuning ones are cross-fitted: what serves a task learned from other tasks' rewards.
     """
@@ -58,7 +61,11 @@ def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline]:
     out: list[Baseline] = [NoBaseline(), Constant(), FlashReinforce(), LeaveOneOut(), published_tfidf(), Kriging()]
     names = tasks.column_names
     out += [family_mean(c) for c in names]
-    windowed: list[Baseline] = [LeaveOneOut(window=window), KernelBaseline(Buckets(), window=window), published_tfidf(window)]
+    windowed: list[Baseline] = [
+        LeaveOneOut(window=window),
+        KernelBaseline(Buckets(), window=window),
+        published_tfidf(window),
+    ]
     windowed += [*(family_mean(c, window=window) for c in names), Kriging(window=window)]
     if window:
         out += windowed
@@ -93,8 +100,8 @@ def measure_noise(
     Args:
         rollouts: N tasks, G rollouts each, of one policy.
         gram_RR: Inner products of their score gradients, in the same order.
-        baselines: Fitted. A self-inclusive one is measured as its leave-one-out twin; the in-batch LOO mean and the oracle are always
-            there.
+        baselines: Fitted. A self-inclusive one is measured as its leave-one-out twin; the in-batch LOO mean and the
+            oracle are always there.
         lengths_R: Response tokens, for the variation of the token-mean's denominator.
         batch_size: B.
         n_batches: K; well above N, or the intervals are wide for want of batches.
@@ -102,8 +109,8 @@ def measure_noise(
         progress: Called with (label, done, total).
 
     Raises:
-        InputError: groups of different sizes or of one, fewer than 2 B tasks, rewards all equal, or a baseline that needs groups or
-            repeats.
+        InputError: groups of different sizes or of one, fewer than 2 B tasks, rewards all equal, or a baseline that
+            needs groups or repeats.
     """
     g = _checked(rollouts, gram_RR, n_batches)
     n = rollouts.n_tasks
@@ -112,7 +119,11 @@ def measure_noise(
     design = Design(heads_KB, n)
     draws_KB = heads_KB * g + np.random.default_rng([seed, 21]).integers(g, size=heads_KB.shape)
     drawn = _Drawn(
-        scorer, draws_KB, rollouts.rewards_R[draws_KB], gram_RR[draws_KB[:, :, None], draws_KB[:, None, :]], np.diag(gram_RR)[draws_KB]
+        scorer,
+        draws_KB,
+        rollouts.rewards_R[draws_KB],
+        gram_RR[draws_KB[:, :, None], draws_KB[:, None, :]],
+        np.diag(gram_RR)[draws_KB],
     )
     tasks = task_moments(rollouts, gram_RR, g)
     mu2 = design.of_pairs(tasks.products_NN)
@@ -123,7 +134,8 @@ def measure_noise(
     loo = _parts(drawn, design, LeaveOneOut(), mu2, norm2, seed)
     if not loo.noise.value > 1e-12 * norm2.value:
         raise InputError(
-            f"the noise of the LOO mean comes out at {loo.noise.value:.2g}, not above zero: sample more tasks, or check the gradients"
+            f"the noise of the LOO mean comes out at {loo.noise.value:.2g}, not above zero: sample more tasks, or "
+            "check the gradients"
         )
     oracle = (design.of_tasks(tasks.perfect_N) - mu2) / batch_size if g >= 3 else None
     rows = []
@@ -195,11 +207,18 @@ class _Parts(NamedTuple):
 def _checked(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> int:
     sizes = np.unique(rollouts.group_sizes_N)
     if len(sizes) != 1 or sizes[0] < 2:
-        raise InputError(f"noise needs the same number of rollouts of every task, at least 2; these groups are of {sizes.tolist()}")
+        raise InputError(
+            f"noise needs the same number of rollouts of every task, at least 2; these groups are of {sizes.tolist()}"
+        )
     if gram_RR.shape != (rollouts.n_rollouts,) * 2:
-        raise InputError(f"{rollouts.n_rollouts} rollouts need a Gram matrix of as many rows, not of shape {gram_RR.shape}")
+        raise InputError(
+            f"{rollouts.n_rollouts} rollouts need a Gram matrix of as many rows, not of shape {gram_RR.shape}"
+        )
     if np.ptp(rollouts.rewards_R) == 0:
-        raise InputError(f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: a batch mean leaves no advantage to measure")
+        raise InputError(
+            f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: a batch mean leaves no advantage to "
+            "measure"
+        )
     if not np.diag(gram_RR).any():
         raise InputError("all score gradients are zero: the policy leaves nothing to chance")
     if n_batches < 100:
@@ -254,7 +273,9 @@ def _advantages(drawn: _Drawn, baseline: Baseline, window: int, seed: int) -> Fl
     return drawn.rewards_KB - baseline_values(baseline, scorer.rollouts, columns, rewards, b, scorer.ages(window))
 
 
-def _parts(drawn: _Drawn, design: Design, baseline: Baseline, mu2: Quantity, norm2: Quantity, seed: int, window: int = 0) -> _Parts:
+def _parts(
+    drawn: _Drawn, design: Design, baseline: Baseline, mu2: Quantity, norm2: Quantity, seed: int, window: int = 0
+) -> _Parts:
     """Noise, E[A^2], norm factor and cross share of one baseline."""
     b = drawn.scorer.batch_size
     a_KB = _advantages(drawn, baseline, window, seed)
@@ -267,12 +288,22 @@ def _parts(drawn: _Drawn, design: Design, baseline: Baseline, mu2: Quantity, nor
 
 
 def _row(
-    baseline: Baseline, drawn: _Drawn, design: Design, loo: _Parts, oracle: Quantity | None, mu2: Quantity, norm2: Quantity, seed: int
+    baseline: Baseline,
+    drawn: _Drawn,
+    design: Design,
+    loo: _Parts,
+    oracle: Quantity | None,
+    mu2: Quantity,
+    norm2: Quantity,
+    seed: int,
 ) -> NoiseRow:
     scorer = drawn.scorer
     tags = baseline.tags
     if tags.needs_groups or tags.needs_repeats:
-        raise InputError(f"{baseline.label} needs {'groups' if tags.needs_groups else 'repeats'} and has no noise at one rollout per task")
+        raise InputError(
+            f"{baseline.label} needs {'groups' if tags.needs_groups else 'repeats'} and has no noise at one rollout "
+            "per task"
+        )
     twin = baseline.twin()
     asked = int(getattr(twin, "window", 0))
     window = scorer.usable_window(asked)
@@ -296,7 +327,9 @@ def _row(
         parts.cross.estimate(log=False),
         parts.noise.value,
         scorer.batch_size * scorer.s2 / parts.squared.value,
-        (oracle / parts.noise * scorer.batch_size).estimate() if oracle is not None else Estimate(np.nan, np.nan, np.nan),
+        (oracle / parts.noise * scorer.batch_size).estimate()
+        if oracle is not None
+        else Estimate(np.nan, np.nan, np.nan),
         window,
         asked,
         twin.label if twin is not baseline else "",
@@ -327,13 +360,15 @@ def _notes(rows: Sequence[NoiseRow], n: int, b: int, g: int) -> list[str]:
     cut = [r for r in rows if r.window < r.window_asked]
     if cut:
         notes.append(
-            f"A window of {cut[0].window_asked} rows was asked for, but {n} tasks less a batch of {b} leave {cut[0].window} other tasks; "
-            "that many were used."
+            f"A window of {cut[0].window_asked} rows was asked for, but {n} tasks less a batch of {b} leave "
+            f"{cut[0].window} other tasks; that many were used."
         )
     if any(r.window for r in rows):
         notes.append("Intervals hold the sampling of tasks in the batch, not that of the rows in a window.")
     if g < 3:
-        notes.append("With 2 rollouts a task neither the oracle nor g2_between and g2_within can be told; sample at least 3.")
+        notes.append(
+            "With 2 rollouts a task neither the oracle nor g2_between and g2_within can be told; sample at least 3."
+        )
     return notes
 
 

@@ -1,9 +1,9 @@
 """The score gradient of every trajectory, one backward pass each, kept only as inner products.
 
-The policy gradient of a batch is ``sum_i A_i g_i / B`` with ``g_i`` the gradient of trajectory i's log-probability, so its noise under
-any baseline at all needs nothing but the Gram matrix ``<g_i, g_j>`` (R, R). Gradients of a model of P parameters are hashed into D
-buckets with random signs as they come (CountSketch): inner products stay unbiased, with a relative error of about ``sqrt(2 / D)``, and
-R x P numbers are never held. Squared norms are kept exactly.
+The policy gradient of a batch is ``sum_i A_i g_i / B`` with ``g_i`` the gradient of trajectory i's log-probability, so
+its noise under any baseline at all needs nothing but the Gram matrix ``<g_i, g_j>`` (R, R). Gradients of a model of P
+parameters are hashed into D buckets with random signs as they come (CountSketch): inner products stay unbiased, with a
+relative error of about ``sqrt(2 / D)``, and R x P numbers are never held. Squared norms are kept exactly.
 
 Source: Charikar, Chen and Farach-Colton 2002 (CountSketch); Weinberger et al. 2009 (its inner products).
 
@@ -53,7 +53,8 @@ class ScoreGradients(NamedTuple):
         lengths_R: Response tokens.
         n_parameters: P.
         buckets: D; 0 where the gradients are exact.
-        sketch_error: Root mean square over trajectories of the relative error of ``|g|^2`` by the sketch: ``sqrt(2 / D)`` is expected.
+        sketch_error: Root mean square over trajectories of the relative error of ``|g|^2`` by the sketch: ``sqrt(2 /
+            D)`` is expected.
         on_policy: Sampler against trainer.
         weights: What each parameter's gradient was multiplied by; None for the plain metric.
     """
@@ -84,14 +85,19 @@ class Sketch:
         self._place_P = None
         if self.buckets:
             generator = torch.Generator().manual_seed(seed)
-            # Twice the buckets: what falls into the upper half counts with a minus, so that no sign need be stored or multiplied.
-            self._place_P = torch.randint(2 * buckets, (n_parameters,), generator=generator, dtype=torch.int32).to(device)
+            # Twice the buckets: what falls into the upper half counts with a minus, so that no sign need be stored or
+            # multiplied.
+            self._place_P = torch.randint(2 * buckets, (n_parameters,), generator=generator, dtype=torch.int32).to(
+                device
+            )
 
     def __call__(self, vector_P: Tensor) -> Tensor:
         """(D,) float32."""
         if self._place_P is None:
             return vector_P.float()
-        both = torch.zeros(2 * self.buckets, dtype=torch.float32, device=vector_P.device).index_add_(0, self._place_P, vector_P.float())
+        both = torch.zeros(2 * self.buckets, dtype=torch.float32, device=vector_P.device).index_add_(
+            0, self._place_P, vector_P.float()
+        )
         return both[: self.buckets] - both[self.buckets :]
 
 
@@ -108,20 +114,21 @@ def score_gradients(
 ) -> ScoreGradients:
     """Gradients of ``sum_t ratio_t`` of each trajectory: the loss's own, per unit of advantage.
 
-    On-policy the importance ratio ``exp(log p_trainer - log p_sampler)`` is 1 and this is the score; with samples of another policy
-    each token's score is weighted by its ratio, as in the loss (unclipped).
+    On-policy the importance ratio ``exp(log p_trainer - log p_sampler)`` is 1 and this is the score; with samples of
+    another policy each token's score is weighted by its ratio, as in the loss (unclipped).
 
     Args:
         policy: Whose parameters; a `rollonce.policies.TransformersPolicy`.
         samples: R rollouts.
-        aggregation: ``token`` (the loop's token mean): the sum over the trajectory's tokens over the mean length of all R, the one
-            denominator common to all batches and baselines; ``sequence``: each trajectory's own mean over its tokens.
-        metric: ``plain``, or ``adam``: every parameter in units of its own root mean square gradient over the R rollouts (with a floor of
-            1e-4 of all parameters'), as Adam's steps see it. Takes two passes.
+        aggregation: ``token`` (the loop's token mean): the sum over the trajectory's tokens over the mean length of all
+            R, the one denominator common to all batches and baselines; ``sequence``: each trajectory's own mean over
+            its tokens.
+        metric: ``plain``, or ``adam``: every parameter in units of its own root mean square gradient over the R
+            rollouts (with a floor of 1e-4 of all parameters'), as Adam's steps see it. Takes two passes.
         buckets: D; 0 keeps whole gradients (R x P float32).
         seed: Of the sketch: two calls with one seed can be compared by their sketches.
-        weights: With ``adam``: those of another call, in place of these rollouts' own. Two samplers' noise is a ratio of one quantity only
-            in one metric.
+        weights: With ``adam``: those of another call, in place of these rollouts' own. Two samplers' noise is a ratio
+            of one quantity only in one metric.
         progress: Called with (done, R).
 
     Raises:
@@ -132,13 +139,17 @@ def score_gradients(
     if not n_parameters:
         raise InputError("the policy has no trainable parameters, so its gradient has no noise")
     if len(samples) > MAX_GRAM:
-        raise InputError(f"{len(samples)} rollouts need a Gram matrix of as many rows; at most {MAX_GRAM} fit: fewer tasks or rollouts")
+        raise InputError(
+            f"{len(samples)} rollouts need a Gram matrix of as many rows; at most {MAX_GRAM} fit: fewer tasks or "
+            "rollouts"
+        )
     if buckets < 0:
         raise InputError(f"buckets of the sketch must be at least 0, not {buckets}")
     sketch = Sketch(n_parameters, buckets, seed, parameters[0].device)
     if len(samples) * sketch.size > 2**31:
         raise InputError(
-            f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer rollouts"
+            f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer "
+            "rollouts"
         )
     sketches_RD = torch.empty((len(samples), sketch.size), dtype=torch.float32)
     norms_R = np.empty(len(samples))
@@ -161,7 +172,8 @@ def score_gradients(
         if weights is not None:
             grads = [g * w for g, w in zip(grads, weights, strict=True)]
         sketches_RD[i] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
-        # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half the backward pass.
+        # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half
+        # the backward pass.
         norms_R[i] = sum(float(g.square().sum()) for g in grads)
         log_ratios.append(log_ratio_BT.double().cpu().reshape(-1))
         if not np.isfinite(norms_R[i]):
@@ -169,12 +181,20 @@ def score_gradients(
         tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
     gram_RR = _gram(sketches_RD)
     own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
-    error = float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2))) if sketch.buckets and known_R.any() else 0.0
+    error = (
+        float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2)))
+        if sketch.buckets and known_R.any()
+        else 0.0
+    )
     gram_RR[np.diag_indices(len(samples))] = norms_R
-    return ScoreGradients(gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios), weights)
+    return ScoreGradients(
+        gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios), weights
+    )
 
 
-def _each(policy: Any, samples: Samples, parameters: list[Tensor], aggregation: Aggregation) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+def _each(
+    policy: Any, samples: Samples, parameters: list[Tensor], aggregation: Aggregation
+) -> Iterator[tuple[int, list[Tensor], Tensor]]:
     """(position, gradient by tensor, log ratio of its tokens) of every rollout."""
     mean_length = samples.n_tokens / len(samples)
     for i in range(len(samples)):
@@ -183,7 +203,11 @@ def _each(policy: Any, samples: Samples, parameters: list[Tensor], aggregation: 
         log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
         scale = 1 / (mean_length if aggregation == "token" else one.n_tokens)
         grads = torch.autograd.grad(torch.exp(log_ratio_BT).sum() * scale, parameters, allow_unused=True)
-        yield i, [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)], log_ratio_BT.detach()
+        yield (
+            i,
+            [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)],
+            log_ratio_BT.detach(),
+        )
 
 
 def _gram(rows_RD: Tensor, step: int = 2048) -> FloatArray:
@@ -200,7 +224,9 @@ def _on_policy(log_ratios: list[Tensor]) -> OnPolicy:
     rollout_R = torch.stack([x.sum() for x in log_ratios])
     weights_R = torch.exp(rollout_R - rollout_R.max())
     share = float(weights_R.sum() ** 2 / (len(weights_R) * weights_R.square().sum()))
-    return OnPolicy(float(tokens.mean()), float(tokens.max()), float(rollout_R.std()) if len(rollout_R) > 1 else 0.0, share)
+    return OnPolicy(
+        float(tokens.mean()), float(tokens.max()), float(rollout_R.std()) if len(rollout_R) > 1 else 0.0, share
+    )
 
 
 __all__ = ["Aggregation", "Metric", "OnPolicy", "ScoreGradients", "Sketch", "score_gradients"]

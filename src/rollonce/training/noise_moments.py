@@ -1,7 +1,7 @@
 """What needs no simulation: moments of each task's gradients, the groups' noise, and what another sampler does.
 
-Rollouts of a task are exchangeable and independent, so products of *different* ones, each with a baseline from the remaining ones, are
-unbiased; tasks are independent, so the noise of K groups is that of one task's gradient over K.
+Rollouts of a task are exchangeable and independent, so products of *different* ones, each with a baseline from the
+remaining ones, are unbiased; tasks are independent, so the noise of K groups is that of one task's gradient over K.
 
 Shapes: ``_N`` tasks, ``_G`` rollouts of a task, ``_R`` = N x G rollouts in task order, ``_D`` numbers of a sketch.
 """
@@ -22,7 +22,8 @@ _MAX_SUBSETS = 70
 
 
 class TaskMoments(NamedTuple):
-    """``products_NN[n, m]``: inner product of two tasks' mean gradients; ``perfect_N``: E[(r - p)^2 |g|^2]; ``own_N``: |mu_n|^2."""
+    """``products_NN[n, m]``: inner product of two tasks' mean gradients; ``perfect_N``: E[(r - p)^2 |g|^2]; ``own_N``:
+    |mu_n|^2."""
 
     products_NN: FloatArray
     perfect_N: FloatArray
@@ -30,7 +31,8 @@ class TaskMoments(NamedTuple):
 
 
 def task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments:
-    """Unbiased moments of each task under the perfect baseline, from held-out means: no rollout meets its own reward in its baseline."""
+    """Unbiased moments of each task under the perfect baseline, from held-out means: no rollout meets its own reward in
+    its baseline."""
     n = rollouts.n_tasks
     r_NG = rollouts.rewards_R.reshape(n, g)
     rest_NG = (r_NG.sum(axis=1, keepdims=True) - r_NG) / (g - 1)
@@ -41,7 +43,8 @@ def task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments
     at = np.arange(n)
     block_NGG = gram_RR.reshape(n, g, n, g)[at, :, at, :]
     norms_NG = np.einsum("ngg->ng", block_NGG)
-    # (r - rest)^2 is (r - p)^2 plus the variance of rest, which the other rollouts tell without bias and which is independent of g.
+    # (r - rest)^2 is (r - p)^2 plus the variance of rest, which the other rollouts tell without bias and which is
+    # independent of g.
     squares = (r_NG**2).sum(axis=1, keepdims=True) - r_NG**2
     s2_rest_NG = (squares - (g - 1) * rest_NG**2) / (g - 2)
     perfect = (((r_NG - rest_NG) ** 2 - s2_rest_NG / (g - 1)) * norms_NG).mean(axis=1)
@@ -53,7 +56,9 @@ def task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments
     return TaskMoments(products, perfect, own)
 
 
-def between_within(design: Design, tasks: TaskMoments, mu2: Quantity, g: int) -> tuple[Quantity | None, Quantity | None]:
+def between_within(
+    design: Design, tasks: TaskMoments, mu2: Quantity, g: int
+) -> tuple[Quantity | None, Quantity | None]:
     """g2_between and g2_within (MATH: section 3, "Groups"); None for groups below 3."""
     if g < 3:
         return None, None
@@ -73,7 +78,8 @@ def group_row(
     within: Quantity | None,
     seed: int,
 ) -> NoiseGroup:
-    """Groups of ``size``: tasks are independent, so the noise is that of one task's gradient over the number of tasks."""
+    """Groups of ``size``: tasks are independent, so the noise is that of one task's gradient over the number of
+    tasks."""
     n, g = rollouts.n_tasks, int(rollouts.group_sizes_N[0])
     k = b // size
     at = np.arange(n)
@@ -92,7 +98,12 @@ def group_row(
     if between is not None and within is not None:
         predicted = ((between / k + within * (1 + 1 / (size - 1)) / b) / loo_noise).estimate()
     return NoiseGroup(
-        size, k, (measured / loo_noise).estimate(), predicted, (none / loo_noise).estimate(), dead_group_fraction(rollouts, size)
+        size,
+        k,
+        (measured / loo_noise).estimate(),
+        predicted,
+        (none / loo_noise).estimate(),
+        dead_group_fraction(rollouts, size),
     )
 
 
@@ -119,7 +130,8 @@ def lag_effect(on: tuple[Rollouts, FloatArray, NoiseReport], lagged: tuple[Rollo
     """
     tables = [_task_gradients(rollouts, sketches) for rollouts, sketches, _ in (on, lagged)]
     n = len(tables[0])
-    # Pairs of different tasks only, also across samplers: within a task the products would hold the spread between tasks.
+    # Pairs of different tasks only, also across samplers: within a task the products would hold the spread between
+    # tasks.
     sums = []
     for a, b in ((0, 1), (0, 0), (1, 1)):
         c_NN = tables[a] @ tables[b].T

@@ -1,12 +1,15 @@
-"""Estimates from common batches that know how far each task moved them, so that any ratio of two of them has a paired interval.
+"""Estimates from common batches that know how far each task moved them, so that any ratio of two of them has a paired
+interval.
 
-The tasks are the sample. A quantity is the mean of a per-batch value over K random batches of B of the N tasks, or of a per-task value,
-or made of such by arithmetic; errors are carried to first order (delta method), so whatever two quantities share cancels between them.
-For per-batch values the influence of a task is its covariance with being in the batch: the infinitesimal jackknife of subsampling,
+The tasks are the sample. A quantity is the mean of a per-batch value over K random batches of B of the N tasks, or of a
+per-task value, or made of such by arithmetic; errors are carried to first order (delta method), so whatever two
+quantities share cancels between them. For per-batch values the influence of a task is its covariance with being in the
+batch: the infinitesimal jackknife of subsampling,
 
     psi_n = N (N - 1) / (N - B) * Cov_k([n in batch k], z_k),      Var = sum_n psi_n^2 / (N (N - 1)),
 
-which is exactly ``var(ddof=1) / N`` where z is a mean over the batch. No task ever meets a copy of itself, as in a bootstrap it would.
+which is exactly ``var(ddof=1) / N`` where z is a mean over the batch. No task ever meets a copy of itself, as in a
+bootstrap it would.
 
 Source: Efron 2014; Wager and Athey 2018, eq. 8.
 
@@ -34,7 +37,8 @@ class Design:
         n_tasks: N.
 
     Raises:
-        InputError: for fewer than twice the batch size in tasks: who is in a batch says too little then about a task's influence.
+        InputError: for fewer than twice the batch size in tasks: who is in a batch says too little then about a task's
+            influence.
     """
 
     tasks_KB: IntArray
@@ -44,7 +48,8 @@ class Design:
         b = self.tasks_KB.shape[1]
         if self.n_tasks < 2 * b:
             raise InputError(
-                f"noise at batches of {b} needs at least {2 * b} tasks, not {self.n_tasks}: sample more, or lower --batch-size"
+                f"noise at batches of {b} needs at least {2 * b} tasks, not {self.n_tasks}: sample more, or lower "
+                "--batch-size"
             )
 
     def of_batches(self, values_K: FloatArray) -> Quantity:
@@ -56,7 +61,8 @@ class Design:
         return Quantity(self, float(values_N.mean()), np.zeros(len(self.tasks_KB)), values_N - values_N.mean())
 
     def of_pairs(self, table_NN: FloatArray) -> Quantity:
-        """The mean of a symmetric table over pairs of *different* tasks: a U-statistic, its influence twice the row's mean."""
+        """The mean of a symmetric table over pairs of *different* tasks: a U-statistic, its influence twice the row's
+        mean."""
         n = self.n_tasks
         rows = (table_NN.sum(axis=1) - np.diag(table_NN)) / (n - 1)
         return Quantity(self, float(rows.mean()), np.zeros(len(self.tasks_KB)), 2 * (rows - rows.mean()))
@@ -127,7 +133,8 @@ class Quantity:
         return float(np.sqrt(max(raw - of_influences, 0.1 * raw) + of_value))
 
     def estimate(self, log: bool = True) -> Estimate:
-        """With its 95% interval by Student's t: symmetric on the log scale (``log``, for ratios and variances), or as it is."""
+        """With its 95% interval by Student's t: symmetric on the log scale (``log``, for ratios and variances), or as
+        it is."""
         se = self.standard_error
         half = float(scipy.stats.t.ppf(0.975, self.design.n_tasks - 1)) * se
         if not np.isfinite(self.value) or not np.isfinite(se):

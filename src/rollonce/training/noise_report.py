@@ -16,7 +16,8 @@ class NoiseRow(NamedTuple):
         label: What it is called.
         ratio: Measured noise over the LOO mean's.
         predicted: What ``E[A^2]`` says of it, on the same batches: the ratio of mean squared advantages.
-        predicted_closed: The same with the draw of rollouts integrated out (B_eff of LOO over its B_eff); NaN where there is no such form.
+        predicted_closed: The same with the draw of rollouts integrated out (B_eff of LOO over its B_eff); NaN where
+            there is no such form.
         gap: ``ratio / predicted`` (paired).
         norm: ``E[A^2 |g|^2] / (E[A^2] E[|g|^2])``: 1 where score norms have nothing to do with advantages.
         norm_to_loo: Its ratio to LOO's: the part of the gap that comes from it.
@@ -47,13 +48,15 @@ class NoiseRow(NamedTuple):
 
 
 class NoiseGroup(NamedTuple):
-    """Groups of G at the same number of rollouts: RLOO, or centred GRPO, whose constant (G - 1) / G a learning rate absorbs.
+    """Groups of G at the same number of rollouts: RLOO, or centred GRPO, whose constant (G - 1) / G a learning rate
+    absorbs.
 
     Attributes:
         group_size: G.
         tasks_per_step: B / G.
         ratio: Measured noise over that of the LOO mean at one rollout per task.
-        predicted: From g2_between and g2_within: ``between / K + within (1 + 1 / (G - 1)) / B`` over LOO's measured noise.
+        predicted: From g2_between and g2_within: ``between / K + within (1 + 1 / (G - 1)) / B`` over LOO's measured
+            noise.
         ratio_none: Measured, without any baseline, at the same B / G tasks.
         dead: Groups whose rewards are all equal.
     """
@@ -74,13 +77,14 @@ class Approximations(NamedTuple):
         norm: ``E[A^2 |g|^2] / (E[A^2] E[|g|^2])``.
         norm_good_to_bad: Mean ``|g|^2`` of rollouts above the mean reward over that of the others.
         norm_reward_correlation: Correlation over rollouts of ``|g|^2`` and reward.
-        norm_top_share: Share of all ``|g|^2`` that the hundredth of the rollouts with the largest ones has: 0.01 if all are alike. Where it
-            is large, a few rollouts decide, and intervals are wide.
+        norm_top_share: Share of all ``|g|^2`` that the hundredth of the rollouts with the largest ones has: 0.01 if all
+            are alike. Where it is large, a few rollouts decide, and intervals are wide.
         signal: ``|mu|^2`` over the noise of a batch of B.
         signal_per_rollout: ``|mu|^2`` over B times it.
-        g2_between, g2_within, rho: Variance over tasks of the task's own gradient; a rollout's within-task variance under the perfect
-            baseline; their ratio. In units of LOO's noise times B. NaN for groups below 3.
-        denominator_cv: Standard deviation over mean of a batch's token count: what is left out by taking one denominator for all batches.
+        g2_between, g2_within, rho: Variance over tasks of the task's own gradient; a rollout's within-task variance
+            under the perfect baseline; their ratio. In units of LOO's noise times B. NaN for groups below 3.
+        denominator_cv: Standard deviation over mean of a batch's token count: what is left out by taking one
+            denominator for all batches.
     """
 
     cross: Estimate
@@ -122,7 +126,9 @@ class NoiseReport(NamedTuple):
     def predicted_winner(self) -> str:
         """The same by the predictions."""
         usable = [(r.predicted.value, r.label) for r in self.rows if not r.note.startswith("ceiling")]
-        usable += [(g.predicted.value, f"groups of {g.group_size}") for g in self.groups if np.isfinite(g.predicted.value)]
+        usable += [
+            (g.predicted.value, f"groups of {g.group_size}") for g in self.groups if np.isfinite(g.predicted.value)
+        ]
         return min(usable)[1]
 
 

@@ -18,7 +18,12 @@ from rollonce.training.metrics import Stopwatch
 
 def tasks_of(config: TasksConfig) -> TaskSplits:
     """The tasks that a configuration names: train, hold-out, test."""
-    options: dict[str, Any] = {"train": config.train, "calibration": config.holdout, "test": config.test, "seed": config.seed}
+    options: dict[str, Any] = {
+        "train": config.train,
+        "calibration": config.holdout,
+        "test": config.test,
+        "seed": config.seed,
+    }
     splits = load_tasks(config.source, grader=config.grader, columns=config.columns, **options)
     if not len(splits.train):
         raise InputError(f"tasks.source {config.source!r} has no task to train on")
@@ -43,8 +48,11 @@ class Rolled(NamedTuple):
     grades: Grades
 
 
-def roll(learner: Learner, tasks: Sequence[Task], config: RunConfig, seed: Sequence[int], watch: Stopwatch | None = None) -> Rolled:
-    """One rollout for each of ``tasks`` (a task stands there once for each rollout of its group), sampled and graded."""
+def roll(
+    learner: Learner, tasks: Sequence[Task], config: RunConfig, seed: Sequence[int], watch: Stopwatch | None = None
+) -> Rolled:
+    """One rollout for each of ``tasks`` (a task stands there once for each rollout of its group), sampled and
+    graded."""
     watch = watch or Stopwatch()
     with watch.part("sample"):
         samples = learner.sample(
@@ -62,4 +70,6 @@ def roll(learner: Learner, tasks: Sequence[Task], config: RunConfig, seed: Seque
 def view(tasks: Sequence[Task]) -> Tasks:
     """What features may see of a step's rollouts: one row each, a group's rows under one task id."""
     names = dict.fromkeys(name for t in tasks for name in t.columns)
-    return Tasks([t.prompt for t in tasks], [t.id for t in tasks], {name: [t.columns.get(name) for t in tasks] for name in names})
+    return Tasks(
+        [t.prompt for t in tasks], [t.id for t in tasks], {name: [t.columns.get(name) for t in tasks] for name in names}
+    )

@@ -1,6 +1,8 @@
-"""The loop's learner on a Tinker-compatible service: every arm whose baseline runs on this side, the same loss as `LocalLearner`'s.
+"""The loop's learner on a Tinker-compatible service: every arm whose baseline runs on this side, the same loss as
+`LocalLearner`'s.
 
-What a service cannot do is refused with the setting's name: a KL penalty or a gate inside the loss, a lag, a token-level critic.
+What a service cannot do is refused with the setting's name: a KL penalty or a gate inside the loss, a lag, a
+token-level critic.
 """
 
 from __future__ import annotations
@@ -22,11 +24,31 @@ from rollonce.training.config import RunConfig
 from rollonce.training.learner import Update, generator_of
 
 _RULES = (
-    Rule("arm.critic", True, "needs values of the policy's hidden states, which no service gives", "use baseline = 'critic_prompt'"),
-    Rule("loss.kl", lambda value: value > 0, "needs the gradient of the penalty, which a service's loss has not", "set it to 0"),
-    Rule("loss.gate", True, "needs log-probabilities before the step's gradient", "leave it out: on-policy it drops nothing"),
+    Rule(
+        "arm.critic",
+        True,
+        "needs values of the policy's hidden states, which no service gives",
+        "use baseline = 'critic_prompt'",
+    ),
+    Rule(
+        "loss.kl",
+        lambda value: value > 0,
+        "needs the gradient of the penalty, which a service's loss has not",
+        "set it to 0",
+    ),
+    Rule(
+        "loss.gate",
+        True,
+        "needs log-probabilities before the step's gradient",
+        "leave it out: on-policy it drops nothing",
+    ),
     Rule("loss.lag", lambda value: value > 0, "would keep adapters of many steps on the service", "set it to 0"),
-    Rule("policy.lora_rank", lambda value: value < 1, "would train every weight, and a service trains adapters", "set it, to 32 say"),
+    Rule(
+        "policy.lora_rank",
+        lambda value: value < 1,
+        "would train every weight, and a service trains adapters",
+        "set it, to 32 say",
+    ),
     Rule("policy.source", lambda value: value == "embedded", "is not on a service", "name one of the service's models"),
 )
 
@@ -51,10 +73,18 @@ class TinkerLearner:
         self.adam = self.policy.adam
 
     def sample(
-        self, prompts: Sequence[str], *, max_new_tokens: int, temperature: float, seed: Sequence[int], behaviour: bool = False
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: Sequence[int],
+        behaviour: bool = False,
     ) -> Samples:
         """See `Learner.sample`."""
-        return self.policy.sample(prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed))
+        return self.policy.sample(
+            prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed)
+        )
 
     def sample_from(self, path: str | None) -> None:
         """See `TinkerPolicy.sample_from`."""
@@ -68,7 +98,9 @@ class TinkerLearner:
         """See `TinkerPolicy.log_probs`."""
         return self.policy.log_probs(samples)
 
-    def update(self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True) -> Update:
+    def update(
+        self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
+    ) -> Update:
         """See `Learner.update`. Entropy is NaN: a service gives the sampled tokens' log-probabilities alone."""
         weights_BT = loss_weights(samples.response_mask_BT, self.config.loss.aggregation).double()
         advantages_BT = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float64))
@@ -77,7 +109,9 @@ class TinkerLearner:
         first: Update | None = None
         for _ in range(self.config.loss.epochs):
             # The service adds up ratio x advantage over tokens: the weights of the mean go into the advantages.
-            told = self.policy.update(samples, weights_BT * advantages_BT, learning_rate=self.config.learning_rate if move else 0.0)
+            told = self.policy.update(
+                samples, weights_BT * advantages_BT, learning_rate=self.config.learning_rate if move else 0.0
+            )
             ratio_BT = torch.exp(told.log_probs_BT.double() - old_BT.double())
             gain_BT, clipped = ratio_BT * advantages_BT, 0.0
             if self.config.loss.clip is not None:
@@ -103,9 +137,12 @@ class TinkerLearner:
         self.policy.load_state(state)
 
     def save(self, directory: Any) -> None:
-        """Keep the weights for sampling on the service; a small JSON file says where (`sample_from` takes its ``path``)."""
+        """Keep the weights for sampling on the service; a small JSON file says where (`sample_from` takes its
+        ``path``)."""
         file = Path(directory)
-        path = self.policy.save_for_sampling(f"{_plain(self.config.name)}-seed{self.config.seed}-{self.policy.steps:06d}")
+        path = self.policy.save_for_sampling(
+            f"{_plain(self.config.name)}-seed{self.config.seed}-{self.policy.steps:06d}"
+        )
         file.write_text(json.dumps({"path": path, **self.policy.facts()}, indent=1) + "\n", encoding="utf-8")
 
     def close(self) -> None:
@@ -121,7 +158,9 @@ def renderer_name(configured: str | None) -> str:
     """``text`` and ``chat`` are ours; any other name is the cookbook's (``cookbook:`` in front or not)."""
     if configured is None:
         return "text"
-    return configured if configured in ("text", "chat") or configured.startswith("cookbook:") else f"cookbook:{configured}"
+    return (
+        configured if configured in ("text", "chat") or configured.startswith("cookbook:") else f"cookbook:{configured}"
+    )
 
 
 def _connect(config: RunConfig) -> TinkerPolicy:

@@ -1,7 +1,8 @@
-"""A process that runs one training after another: ``python -m rollonce.training.worker``. Jobs on stdin, events on stdout, JSON lines.
+"""A process that runs one training after another: ``python -m rollonce.training.worker``. Jobs on stdin, events on
+stdout, JSON lines.
 
-One thread a process: at the sizes that a CPU trains, two processes with a thread each beat one with two. When stdin closes, because the
-parent is done or was killed, the run at hand is saved and the process ends.
+One thread a process: at the sizes that a CPU trains, two processes with a thread each beat one with two. When stdin
+closes, because the parent is done or was killed, the run at hand is saved and the process ends.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def main(jobs: TextIO, events: TextIO) -> None:
             tell("end", result={**result._asdict(), "directory": str(result.directory)})
         except InputError as error:
             tell("error", message=str(error))
-        except Exception as error:  # a fault of one run, an arm too big for the GPU say, is no reason to give up the others
+        except (
+            Exception
+        ) as error:  # a fault of one run, an arm too big for the GPU say, is no reason to give up the others
             traceback.print_exc()
             tell("error", message=f"{type(error).__name__}: {error}")
         if stop.is_set():

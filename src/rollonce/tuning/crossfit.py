@@ -1,14 +1,15 @@
 """Scores of baselines that learn from rewards: what a task is scored with was learned from *other* tasks only.
 
-Tasks are dealt into folds by normalised prompt. For each fold a baseline is fitted on one rollout a task of the other folds
-(`fit_rewards`), and serves the fold's rows; its neighbours are, as for any baseline, the batch, or the batch and a window of other
-tasks of other normalised prompts, one rollout each. The draw of the neighbours' rollouts integrates out in closed form
-(`rollonce.scoring.closed_form`), and the ratio is to the in-batch leave-one-out mean on the same batches.
+Tasks are dealt into folds by normalised prompt. For each fold a baseline is fitted on one rollout a task of the other
+folds (`fit_rewards`), and serves the fold's rows; its neighbours are, as for any baseline, the batch, or the batch and
+a window of other tasks of other normalised prompts, one rollout each. The draw of the neighbours' rollouts integrates
+out in closed form (`rollonce.scoring.closed_form`), and the ratio is to the in-batch leave-one-out mean on the same
+batches.
 
 Features (vocabulary, IDF, scales) are fitted on all prompts, as a trainer would: they hold no reward.
 
-In the resamples behind the intervals the fitted hyper-parameters stay as they are: refitting each would be dear, so an interval
-holds the sampling of tasks as targets and neighbours, but not the (smaller) part that comes through the fit.
+In the resamples behind the intervals the fitted hyper-parameters stay as they are: refitting each would be dear, so an
+interval holds the sampling of tasks as targets and neighbours, but not the (smaller) part that comes through the fit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def prompt_folds(tasks: Tasks, folds: int, rng: np.random.Generator) -> IntArray
     return rng.permutation(np.arange(n_prompts) % folds)[keys]
 
 
-def fit_folds(make: Callable[[], Baseline], rollouts: Rollouts, folds: int, rng: np.random.Generator) -> tuple[list[Baseline], IntArray]:
+def fit_folds(
+    make: Callable[[], Baseline], rollouts: Rollouts, folds: int, rng: np.random.Generator
+) -> tuple[list[Baseline], IntArray]:
     """A baseline a fold, fitted on one random rollout of each task of the *other* folds; and the folds (N,).
 
     Baselines without ``fit_rewards`` learn nothing from rewards offline; theirs are all the same.
@@ -46,7 +49,9 @@ def fit_folds(make: Callable[[], Baseline], rollouts: Rollouts, folds: int, rng:
     """
     n_prompts = len(np.unique(rollouts.tasks.prompt_keys))
     if not 2 <= folds <= n_prompts:
-        raise InputError(f"cross-fitting needs at least 2 folds and a prompt in each: {folds} folds, {n_prompts} distinct prompts")
+        raise InputError(
+            f"cross-fitting needs at least 2 folds and a prompt in each: {folds} folds, {n_prompts} distinct prompts"
+        )
     fold_N = prompt_folds(rollouts.tasks, folds, rng)
     reward_N, _ = draw_rewards(rollouts, np.arange(rollouts.n_tasks), rng)
     made = make().fit(rollouts.tasks)
@@ -74,7 +79,9 @@ class _ByFold:
         known = self.fold_of
         return tasks.cached(
             ("fold", id(self)),
-            lambda root: np.fromiter((known.get(normalise_prompt(p), 0) for p in root.prompts), dtype=np.int64, count=len(root)),
+            lambda root: np.fromiter(
+                (known.get(normalise_prompt(p), 0) for p in root.prompts), dtype=np.int64, count=len(root)
+            ),
         )
 
 
@@ -101,7 +108,9 @@ class CrossFitted(LinearSmoother, _ByFold):
         """As its parts."""
         return self.parts[0].label
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
         """(K, B, M)."""
         fold_KB = self.folds_of(tasks)[columns_KM[:, :n_rows]]
         out = np.zeros(visible_KBM.shape)
@@ -152,9 +161,10 @@ class CrossFittedAny(Baseline, _ByFold):
 class CrossFitScorer(Scorer):
     """A `Scorer` whose batches with a long window come in runs that see the same tasks, so that a run needs one solve.
 
-    A draw of ``B + window`` tasks is dealt into batches of B, each with all the rest as its window: each is distributed as a batch
-    with its window drawn afresh, and since weights do not depend on which of the other tasks came in the batch, one solve serves
-    all. Batches of a run are not independent of each other; the intervals over tasks do not rest on that.
+    A draw of ``B + window`` tasks is dealt into batches of B, each with all the rest as its window: each is distributed
+    as a batch with its window drawn afresh, and since weights do not depend on which of the other tasks came in the
+    batch, one solve serves all. Batches of a run are not independent of each other; the intervals over tasks do not
+    rest on that.
     """
 
     draws: Sequence[Baseline] = ()
@@ -173,13 +183,15 @@ class CrossFitScorer(Scorer):
         return out
 
     def _effort(self, baseline: Baseline, window: int) -> tuple[int, int]:
-        """A resample holds copies, so that no solve serves several batches; there one draw of the fit and few batches must do."""
+        """A resample holds copies, so that no solve serves several batches; there one draw of the fit and few batches
+        must do."""
         if not isinstance(baseline, CrossFitted) or not window:
             return super()._effort(baseline, window)
         return min(self.resamples, 40), (4 if self.batch_size + window > 128 else 12)
 
     def errors(self, baseline: Baseline, columns_KM: IntArray, window: int) -> FloatArray:
-        """As of a `Scorer`; of a cross-fitted baseline the mean over the draws of folds and rollouts (of the first in a resample)."""
+        """As of a `Scorer`; of a cross-fitted baseline the mean over the draws of folds and rollouts (of the first in a
+        resample)."""
         if not isinstance(baseline, CrossFitted | CrossFittedAny):
             return super().errors(baseline, columns_KM, window)
         draws = self.draws if len(columns_KM) >= 200 else self.draws[:1]
@@ -219,14 +231,22 @@ def crossfit_score(
     Raises:
         InputError: for tables that no batch can be drawn from, and for more folds than prompts.
     """
-    scorer = CrossFitScorer(rollouts, batch_size=batch_size, n_batches=n_batches, resamples=resamples, seed=seed, n_batches_dear=n_batches)
+    scorer = CrossFitScorer(
+        rollouts, batch_size=batch_size, n_batches=n_batches, resamples=resamples, seed=seed, n_batches_dear=n_batches
+    )
     fitted = cross_fitted(baseline_factory, rollouts, window=window, folds=folds, seed=seed, draws=draws)
     scorer.draws = fitted
     return scorer.score(fitted[0], label)
 
 
 def cross_fitted(
-    baseline_factory: Callable[[], Baseline], rollouts: Rollouts, *, window: int = 0, folds: int = 5, seed: int = 0, draws: int = 1
+    baseline_factory: Callable[[], Baseline],
+    rollouts: Rollouts,
+    *,
+    window: int = 0,
+    folds: int = 5,
+    seed: int = 0,
+    draws: int = 1,
 ) -> list[Any]:
     """The cross-fitted baselines, one for each draw of folds and rollouts (see `crossfit_score`)."""
     keys = [normalise_prompt(p) for p in rollouts.tasks.prompts]

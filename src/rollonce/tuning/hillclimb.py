@@ -1,7 +1,7 @@
 """The plain greedy hill-climb: start at the published kernel, change one thing at a time, keep what helps.
 
-"Anyone can hill-climb to a kernel" (post "You Only Rollout Once"): this is that sentence as code, kept short as the readable
-reference for the Optuna search. It restarts from a random point after ``patience`` steps without gain.
+"Anyone can hill-climb to a kernel" (post "You Only Rollout Once"): this is that sentence as code, kept short as the
+readable reference for the Optuna search. It restarts from a random point after ``patience`` steps without gain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Step(NamedTuple):
     value: float
 
 
-def hill_climb(space: Any, bank: Any, value: Callable[[Any], float], *, seed: int = 0, patience: int = 40) -> Iterator[Step]:
+def hill_climb(
+    space: Any, bank: Any, value: Callable[[Any], float], *, seed: int = 0, patience: int = 40
+) -> Iterator[Step]:
     """Trials without end; the caller stops when its budget is spent.
 
     Args:
@@ -52,7 +54,8 @@ def hill_climb(space: Any, bank: Any, value: Callable[[Any], float], *, seed: in
 
 
 def neighbour(here: Answers, rng: np.random.Generator) -> Answers:
-    """These answers with one of those that were used changed: another option, or a step of a third of the range's size."""
+    """These answers with one of those that were used changed: another option, or a step of a third of the range's
+    size."""
     name = list(here.kinds)[int(rng.integers(len(here.kinds)))]
     kind, *rest = here.kinds[name]
     values = dict(here.values)
@@ -66,7 +69,9 @@ def neighbour(here: Answers, rng: np.random.Generator) -> Answers:
     else:
         low, high, log = rest
         if log:
-            values[name] = float(np.clip(values[name] * np.exp(np.log(high / low) / 6 * rng.standard_normal()), low, high))
+            values[name] = float(
+                np.clip(values[name] * np.exp(np.log(high / low) / 6 * rng.standard_normal()), low, high)
+            )
         else:
             values[name] = float(np.clip(values[name] + (high - low) / 6 * rng.standard_normal(), low, high))
     return Answers(rng, values)

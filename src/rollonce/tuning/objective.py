@@ -1,4 +1,5 @@
-"""What a trial is worth: the ratio of its B_eff to the in-batch LOO mean, on common batches, over the targets it may learn from."""
+"""What a trial is worth: the ratio of its B_eff to the in-batch LOO mean, on common batches, over the targets it may
+learn from."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Objective:
             self.is_target_N[:] = False
             self.is_target_N[self.targets] = True
 
-    def squared_advantages(self, baseline: LinearSmoother, like: LinearSmoother | None = None) -> tuple[FloatArray, FloatArray]:
+    def squared_advantages(
+        self, baseline: LinearSmoother, like: LinearSmoother | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """``E[A^2]`` of the baseline and of the in-batch LOO mean for each task as a target (N,), on the same batches.
 
         With ``like``, on as many batches as that baseline can afford. NaN for tasks that no batch drew.
@@ -60,7 +63,11 @@ class Objective:
         window = self.scorer.usable_window(baseline.window)
         columns = self.scorer.columns(window)
         dear = like or baseline
-        if dear.window and _solves(dear) and self.batch_size + self.scorer.usable_window(dear.window) < self.rollouts.n_tasks:
+        if (
+            dear.window
+            and _solves(dear)
+            and self.batch_size + self.scorer.usable_window(dear.window) < self.rollouts.n_tasks
+        ):
             columns = columns[:DEAR_BATCHES]
         rows = columns[:, : self.batch_size]
         e = _by_task(self.scorer.errors(baseline, columns, window), rows, self.rollouts.n_tasks)
@@ -100,7 +107,8 @@ def ratio(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
 
 
 def paired_z(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
-    """How many standard errors over target tasks the gain over LOO is; 0 where nothing differs, NaN for fewer than 3 tasks."""
+    """How many standard errors over target tasks the gain over LOO is; 0 where nothing differs, NaN for fewer than 3
+    tasks."""
     known = mask_N & np.isfinite(a2_N) & np.isfinite(loo_a2_N)
     gain = (loo_a2_N - a2_N)[known]
     if len(gain) < 3:

@@ -39,7 +39,9 @@ def divide(rollouts: Rollouts, shares: Sequence[float], seed: int) -> list[IntAr
     keys = rollouts.tasks.prompt_keys
     distinct = np.unique(keys)
     if len(distinct) < len(shares):
-        raise InputError(f"{len(distinct)} different prompts cannot be divided into {len(shares)} parts; collect more tasks")
+        raise InputError(
+            f"{len(distinct)} different prompts cannot be divided into {len(shares)} parts; collect more tasks"
+        )
     order = np.random.default_rng([seed, 21]).permutation(distinct)
     edges = np.round(np.cumsum([0.0, *shares]) / sum(shares) * len(order)).astype(int)
     edges = np.maximum.accumulate(np.maximum(edges, np.minimum(np.arange(len(edges)), len(order))))
@@ -53,7 +55,8 @@ def split(rollouts: Rollouts, seed: int) -> Split:
 
 @dataclass
 class PerTarget(LinearSmoother):
-    """For scoring only: another baseline for the targets of each fold, so that each task is judged by one that never learned from it."""
+    """For scoring only: another baseline for the targets of each fold, so that each task is judged by one that never
+    learned from it."""
 
     type: ClassVar[str] = "per_target"
     experts: Sequence[LinearSmoother] = ()
@@ -68,7 +71,9 @@ class PerTarget(LinearSmoother):
         """Its name."""
         return self.name
 
-    def weight_blocks(self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: np.ndarray, ages_M: IntArray) -> FloatArray:
+    def weight_blocks(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: np.ndarray, ages_M: IntArray
+    ) -> FloatArray:
         """Not used: `FoldScorer` asks the experts."""
         raise NotImplementedError
 
@@ -152,6 +157,13 @@ class ReportPart:
             RuntimeError: when asked a second time.
         """
         if self._scorer is None:
-            raise RuntimeError("the report part was looked at already; a number chosen after looking is no report. Use other tasks")
+            raise RuntimeError(
+                "the report part was looked at already; a number chosen after looking is no report. Use other tasks"
+            )
         scorer, self._scorer = self._scorer, None
-        return Judged(scorer.score(baseline), scorer.score(LeaveOneOut()), scorer.score(published), scorer.ratio_to(baseline, published))
+        return Judged(
+            scorer.score(baseline),
+            scorer.score(LeaveOneOut()),
+            scorer.score(published),
+            scorer.ratio_to(baseline, published),
+        )

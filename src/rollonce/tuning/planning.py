@@ -1,7 +1,7 @@
 """One rollout per task or groups, at a budget of B rollouts a step: predictions from three moments (MATH: section 3).
 
-In units of ``g2_within / B``, with ``rho = g2_between / g2_within`` (how much tasks' true gradients differ, against the noise of one
-rollout's under a perfect baseline):
+In units of ``g2_within / B``, with ``rho = g2_between / g2_within`` (how much tasks' true gradients differ, against the
+noise of one rollout's under a perfect baseline):
 
     one rollout per task:   rho + B / B_eff              RLOO, GRPO without std:   rho G + G / (G - 1)
 """
@@ -39,7 +39,8 @@ class GroupPlan(NamedTuple):
         b_eff: ``B (G - 1) / G`` of the baseline alone.
         variance: Predicted gradient variance at rho, in units of ``g2_within / B``.
         crossing: The rho above which one rollout per task has the smaller variance; 0 if it always has.
-        dead_beta: Chance that a group's rewards are all equal, if difficulty is Beta distributed and rewards are 0/1; NaN if no Beta fits.
+        dead_beta: Chance that a group's rewards are all equal, if difficulty is Beta distributed and rewards are 0/1;
+            NaN if no Beta fits.
         dead_data: The same counted in the data, without that assumption; NaN where not known.
     """
 
@@ -65,7 +66,9 @@ class Plan(NamedTuple):
     groups: list[GroupPlan]
 
 
-def difficulty(*, s2: float | None = None, tau2: float | None = None, snr: float | None = None, mean: float | None = None) -> Difficulty:
+def difficulty(
+    *, s2: float | None = None, tau2: float | None = None, snr: float | None = None, mean: float | None = None
+) -> Difficulty:
     """From two of the moments; what is left open is filled in for 0/1 rewards, where ``s2 + tau2 = mean (1 - mean)``.
 
     Raises:
@@ -91,7 +94,9 @@ def difficulty(*, s2: float | None = None, tau2: float | None = None, snr: float
     if s2 is None or tau2 is None:
         raise InputError("give a file of rollouts, or --snr, or --s2 and --tau2")
     if s2 == 0:
-        raise InputError("s2 is 0: rollouts of a task never differ, so there is no noise for a baseline to be compared with")
+        raise InputError(
+            "s2 is 0: rollouts of a task never differ, so there is no noise for a baseline to be compared with"
+        )
     if mean is None:
         rest = 1 - 4 * (s2 + tau2)
         mean = 0.5 * (1 - float(np.sqrt(rest))) if rest > 0 else 0.5
@@ -99,7 +104,8 @@ def difficulty(*, s2: float | None = None, tau2: float | None = None, snr: float
 
 
 def fit_beta(d: Difficulty) -> tuple[float, float] | None:
-    """Beta(a, b) with this mean and variance of success rates, by moments: ``a + b = m (1 - m) / tau2 - 1``; None if none fits."""
+    """Beta(a, b) with this mean and variance of success rates, by moments: ``a + b = m (1 - m) / tau2 - 1``; None if
+    none fits."""
     if d.tau2 <= 0 or not 0 < d.mean < 1:
         return None
     total = d.mean * (1 - d.mean) / d.tau2 - 1
@@ -149,7 +155,9 @@ def plan(
     loo = loo_b_eff(d.snr, budget)
     mine = loo * ratio if b_eff is None else b_eff
     if not 0 < mine <= budget * 1.5:
-        raise InputError(f"a B_eff of {mine:.3g} at {budget} rollouts makes no sense; a perfect baseline gives {budget}")
+        raise InputError(
+            f"a B_eff of {mine:.3g} at {budget} rollouts makes no sense; a perfect baseline gives {budget}"
+        )
     beta = fit_beta(d)
     groups = []
     for g in GROUP_SIZES:

@@ -1,13 +1,16 @@
 """What a decision rule can see, before any GPU time is spent.
 
-Two policies are graded on the same n items: ``D_i`` in [-1, 1] (range R = 2; for 0/1 grades -1, 0 or 1). The treatment passes if the
-lower end of the 1 - alpha interval on ``E[D]`` lies above the margin. Half-widths, each side with alpha / 2:
+Two policies are graded on the same n items: ``D_i`` in [-1, 1] (range R = 2; for 0/1 grades -1, 0 or 1). The treatment
+passes if the lower end of the 1 - alpha interval on ``E[D]`` lies above the margin. Half-widths, each side with alpha /
+2:
 
-    Hoeffding            R sqrt(ln(2 / alpha) / (2 n))                              (Hoeffding 1963; the rule of MATH: section 5)
-    empirical Bernstein  sqrt(2 V ln(4 / alpha) / n) + 7 R ln(4 / alpha) / (3 (n - 1))   (Maurer & Pontil 2009, theorem 4)
-    normal               z sqrt(V / n)                                              (approximate; no guarantee at any n)
+    Hoeffding            R sqrt(ln(2 / alpha) / (2 n))                              (Hoeffding 1963; the rule of MATH:
+    section 5) empirical Bernstein  sqrt(2 V ln(4 / alpha) / n) + 7 R ln(4 / alpha) / (3 (n - 1))   (Maurer & Pontil
+    2009, theorem 4) normal               z sqrt(V / n)                                              (approximate; no
+    guarantee at any n)
 
-V is the variance of the differences: with a share q of items graded differently, ``q - d^2``. Hoeffding's does not need it.
+V is the variance of the differences: with a share q of items graded differently, ``q - d^2``. Hoeffding's does not need
+    it.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Power(NamedTuple):
 
 
 def half_width(rule: str, n: int, alpha: float, variance: float, *, span: float = RANGE) -> float:
-    """Half-width of the interval on a mean of n differences whose bounds lie ``span`` apart (2 for differences in [-1, 1])."""
+    """Half-width of the interval on a mean of n differences whose bounds lie ``span`` apart (2 for differences in [-1,
+    1])."""
     if rule == "hoeffding":
         return float(span * np.sqrt(np.log(2 / alpha) / (2 * n)))
     if rule == "bernstein":
@@ -68,7 +72,8 @@ def smallest_passing(rule: str, n: int, alpha: float, margin: float, discordance
 
 
 def n_needed(rule: str, true: float, alpha: float, margin: float, discordance: float, power: float) -> int | None:
-    """The least n at which a true difference passes with at least this chance (normal approximation of the observed mean).
+    """The least n at which a true difference passes with at least this chance (normal approximation of the observed
+    mean).
 
     None if the true difference is not above the margin.
     """
@@ -92,7 +97,13 @@ def n_needed(rule: str, true: float, alpha: float, margin: float, discordance: f
 
 
 def power_table(
-    n: int, alpha: float = 0.05, margin: float = 0.0, *, true: float | None = None, discordance: float = 0.2, power: float = 0.8
+    n: int,
+    alpha: float = 0.05,
+    margin: float = 0.0,
+    *,
+    true: float | None = None,
+    discordance: float = 0.2,
+    power: float = 0.8,
 ) -> list[Power]:
     """All rules at one design.
 

@@ -1,7 +1,7 @@
 """The search itself: Optuna's samplers or the plain hill-climb, a budget, a storage that several machines may share.
 
-The result is a list of trials in the order they were made; everything the report says is computed from that list, so a search that
-was killed and resumed, or made by four machines, reads the same.
+The result is a list of trials in the order they were made; everything the report says is computed from that list, so a
+search that was killed and resumed, or made by four machines, reads the same.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Search:
         space: What may be searched.
         bank: Fitted features.
         value: What a fitted baseline is worth (larger is better).
-        sampler: ``tpe``, ``cmaes`` (TPE for the structure, then CMA-ES on the numbers of the best structure) or ``hillclimb``.
+        sampler: ``tpe``, ``cmaes`` (TPE for the structure, then CMA-ES on the numbers of the best structure) or
+            ``hillclimb``.
         seed: Of the sampler. Without a storage, or as the first worker of one, equal seeds give equal trials.
         storage: A file path (SQLite), an Optuna URL, or None for memory. A search of the same name there is continued.
         name: Its name in the storage; must change with anything that changes a trial's value.
@@ -138,7 +139,9 @@ class Search:
             if worker is None:  # the first trial's number is this worker's own: no two draw the same candidates
                 worker = int(trial.number)
                 study.sampler = self._tpe(optuna, worker)
-            elif self.sampler == "cmaes" and n_done == round(0.4 * _planned(budget, n_done, time.perf_counter() - begin)):
+            elif self.sampler == "cmaes" and n_done == round(
+                0.4 * _planned(budget, n_done, time.perf_counter() - begin)
+            ):
                 study.sampler = self._cmaes(optuna, study, worker)
             start = time.perf_counter()
             baseline = self.space.build(_OptunaAsk(trial), self.bank)
@@ -161,14 +164,20 @@ class Search:
         return _completed(study)
 
     def _tpe(self, optuna: Any, worker: int) -> Any:
-        return optuna.samplers.TPESampler(seed=self.seed + 7919 * worker, multivariate=True, group=True, n_startup_trials=20)
+        return optuna.samplers.TPESampler(
+            seed=self.seed + 7919 * worker, multivariate=True, group=True, n_startup_trials=20
+        )
 
     def _cmaes(self, optuna: Any, study: Any, worker: int) -> Any:
         """CMA-ES on the numbers, with the choices of the best trial so far held fixed."""
         if not _completed(study):
             return study.sampler
         best = study.best_trial
-        fixed = {k: v for k, v in best.params.items() if isinstance(best.distributions[k], optuna.distributions.CategoricalDistribution)}
+        fixed = {
+            k: v
+            for k, v in best.params.items()
+            if isinstance(best.distributions[k], optuna.distributions.CategoricalDistribution)
+        }
         numbers = {k: v for k, v in best.params.items() if k not in fixed}
         if len(numbers) < 2:  # CMA-ES needs two dimensions
             return study.sampler
@@ -207,7 +216,8 @@ def best_value(trials: list[Trial]) -> float:
 
 
 def best_so_far(trials: list[Trial]) -> list[tuple[int, float, float]]:
-    """(trials, seconds of trials, best value so far) after each trial that improved, and after the last: how easy it is."""
+    """(trials, seconds of trials, best value so far) after each trial that improved, and after the last: how easy it
+    is."""
     out: list[tuple[int, float, float]] = []
     seconds, best = 0.0, -np.inf
     for i, t in enumerate(trials, 1):
@@ -231,7 +241,8 @@ def trials_for(curve: list[tuple[int, float, float]], share: float = 0.95) -> in
 def importances(study: Any, seed: int = 0) -> dict[str, dict[str, float]]:
     """Which parameters mattered, by Optuna's fANOVA: over all trials, and within the family of the best one.
 
-    Conditional parameters exist in some trials only, so the first knows just those that all share. Empty where there are too few trials.
+    Conditional parameters exist in some trials only, so the first knows just those that all share. Empty where there
+    are too few trials.
     """
     if study is None:
         return {}
@@ -241,7 +252,10 @@ def importances(study: Any, seed: int = 0) -> dict[str, dict[str, float]]:
         return {}
     family = study.best_trial.params["family"]
     out = {}
-    for label, trials in (("all trials", done), (f"within {family}", [t for t in done if t.params["family"] == family])):
+    for label, trials in (
+        ("all trials", done),
+        (f"within {family}", [t for t in done if t.params["family"] == family]),
+    ):
         part = optuna.create_study(direction="maximize")
         part.add_trials(trials)
         if len(trials) < 10:
@@ -266,7 +280,15 @@ def _completed(study: Any) -> list[Trial]:
     out = []
     for t in study.get_trials(deepcopy=False):
         if t.state.name == "COMPLETE" and "config" in t.user_attrs:
-            out.append(Trial(t.number, float(t.value), float(t.user_attrs["seconds"]), json.loads(t.user_attrs["config"]), dict(t.params)))
+            out.append(
+                Trial(
+                    t.number,
+                    float(t.value),
+                    float(t.user_attrs["seconds"]),
+                    json.loads(t.user_attrs["config"]),
+                    dict(t.params),
+                )
+            )
     return out
 
 

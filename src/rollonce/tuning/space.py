@@ -1,7 +1,7 @@
 """The search space, written once: a function that asks for values and gives a baseline.
 
-Whoever searches brings the answers: Optuna's trial, the greedy hill-climb, or a random generator. A branch that is not taken
-asks nothing, so parameters are conditional without a grammar.
+Whoever searches brings the answers: Optuna's trial, the greedy hill-climb, or a random generator. A branch that is not
+taken asks nothing, so parameters are conditional without a grammar.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rollonce.rollouts import Rollouts, Tasks
 # Terms kept by a tuned TF-IDF: what makes baseline.json small (about 100 kB) and similarity tables quick.
 MAX_FEATURES = 2000
 
-# Raised whenever a parameter is added or changes its meaning, so that an old storage is not continued with another space.
+# Raised whenever a parameter is added or changes its meaning, so that an old storage is not continued with another
+# space.
 SPACE_VERSION = 1
 
 
@@ -88,7 +89,11 @@ class Space:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with the version of the space."""
-        return {"version": SPACE_VERSION, "max_features": MAX_FEATURES, **{k: getattr(self, k) for k in self.__dataclass_fields__}}
+        return {
+            "version": SPACE_VERSION,
+            "max_features": MAX_FEATURES,
+            **{k: getattr(self, k) for k in self.__dataclass_fields__},
+        }
 
     def build(self, ask: Ask, bank: Bank) -> LinearSmoother:
         """The baseline that the answers describe, fitted (features come from the bank)."""
@@ -104,7 +109,9 @@ class Space:
             kernels, variances = self._covariances(ask, bank)
             smoother = Kriging(kernels, variances, ask.real("nugget", 1e-3, 10.0, log=True), window=window, decay=decay)
             return Shrunk(smoother, shrinkage) if shrinkage > 0.02 else smoother
-        return KernelBaseline(self._kernel(family, ask, bank), shrinkage if shrinkage > 0.02 else 0.0, window=window, decay=decay)
+        return KernelBaseline(
+            self._kernel(family, ask, bank), shrinkage if shrinkage > 0.02 else 0.0, window=window, decay=decay
+        )
 
     def _kernel(self, family: str, ask: Ask, bank: Bank) -> Kernel:
         if family == "softmax":
@@ -121,7 +128,9 @@ class Space:
             return self._same(ask, bank)
         first = Softmax(self._text(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
         second = (
-            self._same(ask, bank) if self.category_columns and ask.choice("partner", ["number", "same"]) == "same" else self._rbf(ask, bank)
+            self._same(ask, bank)
+            if self.category_columns and ask.choice("partner", ["number", "same"]) == "same"
+            else self._rbf(ask, bank)
         )
         if family == "product":
             return Product([first, second])
@@ -144,7 +153,11 @@ class Space:
         return Rbf(self._number(ask, bank), ask.real("length_scale", 0.03, 3.0, log=True))
 
     def _same(self, ask: Ask, bank: Bank) -> Same:
-        name = self.category_columns[0] if len(self.category_columns) == 1 else ask.choice("category", self.category_columns)
+        name = (
+            self.category_columns[0]
+            if len(self.category_columns) == 1
+            else ask.choice("category", self.category_columns)
+        )
         return Same(bank.get(CategoryColumn(name)))  # type: ignore[arg-type]
 
     def _number(self, ask: Ask, bank: Bank) -> Feature:
@@ -167,7 +180,8 @@ class Space:
 
 @dataclass
 class Bank:
-    """Fitted features of one set of tasks, each fitted once: its matrix and similarity tables stay cached with the tasks."""
+    """Fitted features of one set of tasks, each fitted once: its matrix and similarity tables stay cached with the
+    tasks."""
 
     tasks: Tasks
     _features: dict[str, Feature] = field(default_factory=dict)
@@ -198,7 +212,8 @@ class Bank:
 
 @dataclass
 class Answers:
-    """Answers from a dictionary; what is missing is drawn at random and noted in ``values``. Also the memory of the hill-climb."""
+    """Answers from a dictionary; what is missing is drawn at random and noted in ``values``. Also the memory of the
+    hill-climb."""
 
     rng: np.random.Generator
     values: dict[str, Any] = field(default_factory=dict)
@@ -227,10 +242,27 @@ class Answers:
         return self.values[name]
 
 
-# Where every search begins: the published example, half-way to LOO, and Kriging with untuned settings (FINDINGS: at or above LOO mostly).
+# Where every search begins: the published example, half-way to LOO, and Kriging with untuned settings (FINDINGS: at or
+# above LOO mostly).
 STARTS: tuple[dict[str, Any], ...] = (
-    {"family": "softmax", "text": "word", "sublinear": False, "skeleton": False, "word_ngrams": 1, "temperature": 0.1, "shrinkage": 0.0},
-    {"family": "softmax", "text": "word", "sublinear": True, "skeleton": False, "word_ngrams": 1, "temperature": 0.2, "shrinkage": 0.5},
+    {
+        "family": "softmax",
+        "text": "word",
+        "sublinear": False,
+        "skeleton": False,
+        "word_ngrams": 1,
+        "temperature": 0.1,
+        "shrinkage": 0.0,
+    },
+    {
+        "family": "softmax",
+        "text": "word",
+        "sublinear": True,
+        "skeleton": False,
+        "word_ngrams": 1,
+        "temperature": 0.2,
+        "shrinkage": 0.5,
+    },
     {
         "family": "kriging",
         "text": "word",

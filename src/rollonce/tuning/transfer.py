@@ -1,10 +1,11 @@
 """Does a kernel tuned on one set of tasks work on another? Kernels x sets, as ratios to each set's in-batch LOO mean.
 
-Every set sees the same list of candidates, drawn from the search space without looking at any reward. "Tuned on A" is the candidate
-that does best on A. So that columns differ by the choice alone, nothing else is searched; and cross-fitting costs little:
+Every set sees the same list of candidates, drawn from the search space without looking at any reward. "Tuned on A" is
+the candidate that does best on A. So that columns differ by the choice alone, nothing else is searched; and
+cross-fitting costs little:
 
-* A on itself (the diagonal), and the pool, are cross-fitted: for each fold of tasks the choice is made on the other folds, from batches
-  that hold no task of the fold.
+* A on itself (the diagonal), and the pool, are cross-fitted: for each fold of tasks the choice is made on the other
+  folds, from batches that hold no task of the fold.
 * "All but this set" chooses by the geometric mean ratio over the other sets.
 * Features are fitted anew on the target set's prompts (vocabulary is not reward); the settings are what travels.
 """
@@ -50,7 +51,8 @@ class TransferResult:
 
     Attributes:
         columns: Names of the sets.
-        rows: Row name -> cells, one a column: tuned on each set, the pool, all but this one, the published examples, and others.
+        rows: Row name -> cells, one a column: tuned on each set, the pool, all but this one, the published examples,
+            and others.
         sentences: A sentence a row.
         settings: How it was computed.
     """
@@ -68,7 +70,13 @@ class TransferResult:
 
         rows = {
             name: [
-                {"ratio": [number(x) for x in c.ratio], "label": c.label, "cross_fitted": c.cross_fitted, "geometric": None} for c in cells
+                {
+                    "ratio": [number(x) for x in c.ratio],
+                    "label": c.label,
+                    "cross_fitted": c.cross_fitted,
+                    "geometric": None,
+                }
+                for c in cells
             ]
             for name, cells in self.rows.items()
         }
@@ -76,7 +84,13 @@ class TransferResult:
             for c in cells:
                 del c["geometric"]
         means = {name: number(geometric_mean(cells)) for name, cells in self.rows.items()}
-        return {"columns": self.columns, "rows": rows, "geometric_means": means, "sentences": self.sentences, "settings": self.settings}
+        return {
+            "columns": self.columns,
+            "rows": rows,
+            "geometric_means": means,
+            "sentences": self.sentences,
+            "settings": self.settings,
+        }
 
 
 class _Choice:
@@ -113,7 +127,12 @@ def candidates(space: Space, n: int, seed: int) -> list[dict[str, Any]]:
     from rollonce.rollouts import Tasks
 
     rng = np.random.default_rng([seed, 31])
-    blank = Bank(Tasks(["a placeholder prompt with words", "another one here"], columns={c: ["x", "y"] for c in space.category_columns}))
+    blank = Bank(
+        Tasks(
+            ["a placeholder prompt with words", "another one here"],
+            columns={c: ["x", "y"] for c in space.category_columns},
+        )
+    )
     out: list[dict[str, Any]] = [LeaveOneOut().config()]
     for values in starts(space):
         out.append(space.build(Answers(rng, dict(values)), blank).config())
@@ -154,7 +173,9 @@ def transfer(
         raise InputError("transfer needs two sets or more; rollonce tune works on one")
     names = [t.name for t in tables]
     if len(set(names)) < len(names):
-        raise InputError(f"two sets are called {next(n for n in names if names.count(n) > 1)!r}; rename one of the files")
+        raise InputError(
+            f"two sets are called {next(n for n in names if names.count(n) > 1)!r}; rename one of the files"
+        )
     for table in tables:
         check_scorable(table, batch_size)
     space = Space.of(tables)
@@ -173,7 +194,11 @@ def transfer(
     others_S = [int(np.argmax(np.delete(log_SC, s, axis=0).mean(axis=0))) for s in range(len(tables))]
     own_S = [int(np.argmax(log_SC[s])) for s in range(len(tables))]
     rows: dict[str, list[Cell]] = {f"tuned on {n}": [] for n in names}
-    published = {"published TF-IDF": published_tfidf(), "5 length buckets, in batch": KernelBaseline(Buckets()), "LOO mean": LeaveOneOut()}
+    published = {
+        "published TF-IDF": published_tfidf(),
+        "5 length buckets, in batch": KernelBaseline(Buckets()),
+        "LOO mean": LeaveOneOut(),
+    }
     for name in (POOL, OTHERS, *published, *((extra_name,) if extra else ())):
         rows[name] = []
     for s, choice in enumerate(choices):
@@ -182,7 +207,9 @@ def transfer(
         scorer = FoldScorer(tables[s], batch_size, report_batches, resamples, seed=seed + 1)
         known: dict[int, Cell] = {}
 
-        def plain(c: int, choice: _Choice = choice, scorer: FoldScorer = scorer, known: dict[int, Cell] = known) -> Cell:
+        def plain(
+            c: int, choice: _Choice = choice, scorer: FoldScorer = scorer, known: dict[int, Cell] = known
+        ) -> Cell:
             if c not in known:
                 baseline = choice.bank.rebuild(configs[c])
                 known[c] = Cell(scorer.score(baseline).ratio, baseline.label, False)
@@ -194,7 +221,9 @@ def transfer(
 
         for a, name in enumerate(names):
             own = a == s
-            rows[f"tuned on {name}"].append(fitted([int(np.argmax(log_SFC[s, f])) for f in range(FOLDS)]) if own else plain(own_S[a]))
+            rows[f"tuned on {name}"].append(
+                fitted([int(np.argmax(log_SFC[s, f])) for f in range(FOLDS)]) if own else plain(own_S[a])
+            )
         rows[POOL].append(fitted(pool_F))
         rows[OTHERS].append(plain(others_S[s]))
         for name, baseline in published.items():
@@ -229,10 +258,17 @@ def sentence(name: str, cells: Sequence[Cell], columns: Sequence[str]) -> str:
     rest = len(cells) - len(gains) - len(losses)
     parts = [f"gains on {', '.join(gains)}" if gains else "", f"loses on {', '.join(losses)}" if losses else ""]
     if rest:
-        parts.append(f"cannot be told from LOO on {rest} of {len(cells)}" if rest < len(cells) else "cannot be told from LOO on any set")
+        parts.append(
+            f"cannot be told from LOO on {rest} of {len(cells)}"
+            if rest < len(cells)
+            else "cannot be told from LOO on any set"
+        )
     labels = {cell.label for cell in cells if not cell.cross_fitted}
     what = f" ({labels.pop()})" if len(labels) == 1 and name.startswith("tuned on") else ""
-    return f"{name[0].upper()}{name[1:]}{what}: {'; '.join(p for p in parts if p)}; geometric mean {geometric_mean(cells):.2f}."
+    return (
+        f"{name[0].upper()}{name[1:]}{what}: {'; '.join(p for p in parts if p)}; geometric mean "
+        f"{geometric_mean(cells):.2f}."
+    )
 
 
 def _log(values: FloatArray) -> FloatArray:

@@ -1,8 +1,8 @@
 """Tune a baseline on a table of rollouts, and say honestly what it is worth on tasks it was not tuned on.
 
-With 150 tasks or more they are split into tune / choose / report; the search sees the first two alone. With fewer, the *procedure*
-is cross-fitted: for each of five folds it is run from the start on the other folds, and the fold judges what came out; the baseline
-that is saved comes from one more run on all tasks.
+With 150 tasks or more they are split into tune / choose / report; the search sees the first two alone. With fewer, the
+*procedure* is cross-fitted: for each of five folds it is run from the start on the other folds, and the fold judges
+what came out; the baseline that is saved comes from one more run on all tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importanc
 from rollonce.tuning.space import Bank, Space
 
 FOLDS = 5
-# The best few of the tune part compete on the choose part; the winner must beat LOO there by so many standard errors and by half a percent.
+# The best few of the tune part compete on the choose part; the winner must beat LOO there by so many standard errors
+# and by half a percent.
 FINALISTS, MIN_Z, MIN_GAIN = 5, 1.28, 1.005
 
 
@@ -60,7 +61,8 @@ class TuneResult:
         best_trial: The best trial's label, whatever was chosen.
         tuned, chosen: Ratios to LOO on the tune and choose parts.
         judged: Scores on the report part, or cross-fitted (`Judged`).
-        cross_fitted: Whether ``judged`` is of the procedure, cross-fitted over ``folds`` (their labels in ``fold_labels``).
+        cross_fitted: Whether ``judged`` is of the procedure, cross-fitted over ``folds`` (their labels in
+            ``fold_labels``).
         curve: (trials, seconds, best so far).
         trials_for_95: Trials that had found 95% of the final gain on the tune part.
         importances: Optuna's, over all trials and within the best family.
@@ -127,7 +129,8 @@ def tune(
         budget: Trials (``"200"``) or time (``"60s"``). Cross-fitting runs six searches: each has so many trials, or a
             sixth of the time.
         batch_size: B.
-        window: The longest history window that may be searched, in rows of other tasks; ratios are to the in-batch LOO mean all the same.
+        window: The longest history window that may be searched, in rows of other tasks; ratios are to the in-batch LOO
+            mean all the same.
         sampler: ``tpe``, ``cmaes`` or ``hillclimb``.
         seed: Of the split, the batches and the sampler.
         storage: SQLite file or Optuna URL; a search of the same rollouts, settings and seed is joined or resumed.
@@ -142,7 +145,8 @@ def tune(
     check_scorable(rollouts, batch_size)
     if np.ptp(rollouts.rewards_R) == 0:
         raise InputError(
-            f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune", file=rollouts.source or None
+            f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune",
+            file=rollouts.source or None,
         )
     budget = Budget.parse(budget) if isinstance(budget, str) else budget
     space = Space.of(rollouts, window=window, embedding=embedding)
@@ -157,7 +161,16 @@ def tune(
         "space": space.to_dict(),
     }
     run = _Run(
-        rollouts, space, Bank(rollouts.tasks), batch_size, n_batches, sampler, seed, storage, _fingerprint(rollouts, settings), progress
+        rollouts,
+        space,
+        Bank(rollouts.tasks),
+        batch_size,
+        n_batches,
+        sampler,
+        seed,
+        storage,
+        _fingerprint(rollouts, settings),
+        progress,
     )
     published = published_tfidf().fit(rollouts.tasks)
     assert isinstance(published, LinearSmoother)
@@ -185,8 +198,9 @@ def tune(
         judged = part.judge(PerTarget(experts, fold_of_N), published)
         counts = {"cross-fitted": rollouts.n_tasks, "folds": FOLDS}
         notes.append(
-            f"{rollouts.n_tasks} tasks are too few for a split (from {CROSS_FIT_BELOW}): what is reported is the whole procedure, run "
-            f"{FOLDS} times on four fifths of the tasks and judged on the other fifth; the saved baseline comes from a run on all of them."
+            f"{rollouts.n_tasks} tasks are too few for a split (from {CROSS_FIT_BELOW}): what is reported is the whole "
+            f"procedure, run {FOLDS} times on four fifths of the tasks and judged on the other fifth; the saved "
+            "baseline comes from a run on all of them."
         )
     if run.neighbours_everywhere:
         notes.append(
@@ -198,7 +212,11 @@ def tune(
             f"The choose part does not show a gain over the {outcome.baseline.label} ({outcome.chosen:.3f}, "
             f"{outcome.chosen_z:+.1f} standard errors; "
             f"{MIN_GAIN} and {MIN_Z} are asked for): that is the chosen baseline."
-            + (" The reported ratio is the procedure's over the folds, not that of the saved baseline." if labels else "")
+            + (
+                " The reported ratio is the procedure's over the folds, not that of the saved baseline."
+                if labels
+                else ""
+            )
         )
     if not FoldScorer(rollouts, batch_size, 1, 0).has_repeats:
         notes.append("Every task has a single rollout: ratios are of E[A^2], and no absolute B_eff can be told.")
@@ -229,7 +247,8 @@ def tune(
         len(outcome.trials),
         float(sum(t.seconds for t in outcome.trials)),
         notes,
-        settings | {"n_rollouts": rollouts.n_rollouts, "n_tasks": rollouts.n_tasks, "rollouts_hash": table_hash(rollouts)},
+        settings
+        | {"n_rollouts": rollouts.n_rollouts, "n_tasks": rollouts.n_tasks, "rollouts_hash": table_hash(rollouts)},
     )
 
 
@@ -261,7 +280,9 @@ class _Run:
         told = self.progress
         trials = search.run(budget, None if told is None else lambda n, s, b: told(label, n, s, b))
         # Fresh batches for the choice, so that it does not inherit the luck of the search's.
-        again = Objective(table, self.batch_size, 2 * self.n_batches, self.seed + 1000, np.flatnonzero(in_choose), self.bank)
+        again = Objective(
+            table, self.batch_size, 2 * self.n_batches, self.seed + 1000, np.flatnonzero(in_choose), self.bank
+        )
         best_tuned, winner, chosen, z = np.nan, None, -np.inf, np.nan
         # With a window the plain mean gains from it too; a kernel must beat that mean, not only the in-batch one.
         plain = LeaveOneOut(window=self.space.window)
@@ -273,9 +294,22 @@ class _Run:
             value = ratio(a2, loo, in_choose)
             if value > chosen:
                 plain_a2, _ = again.squared_advantages(plain, like=baseline)
-                winner, chosen, z, over_plain = baseline, value, paired_z(a2, plain_a2, in_choose), ratio(a2, plain_a2, in_choose)
+                winner, chosen, z, over_plain = (
+                    baseline,
+                    value,
+                    paired_z(a2, plain_a2, in_choose),
+                    ratio(a2, plain_a2, in_choose),
+                )
         is_loo = winner is None or not (over_plain >= MIN_GAIN and z >= MIN_Z)
-        return Outcome(plain if is_loo or winner is None else winner, best_tuned, chosen, z, is_loo, trials, importances(search.study))
+        return Outcome(
+            plain if is_loo or winner is None else winner,
+            best_tuned,
+            chosen,
+            z,
+            is_loo,
+            trials,
+            importances(search.study),
+        )
 
 
 def _finalists(trials: list[Trial]) -> list[Trial]:

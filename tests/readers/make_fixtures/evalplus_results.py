@@ -1,6 +1,8 @@
-"""``python evalplus_results.py`` with evalplus 0.3.1: evaluates two samples each of two tasks of a small dataset with its own command.
+"""``python evalplus_results.py`` with evalplus 0.3.1: evaluates two samples each of two tasks of a small dataset with
+its own command.
 
-Set HUMANEVAL_OVERRIDE_PATH to fixtures/evalplus/dataset.jsonl first (evalplus's own way to another dataset); it runs the samples' code.
+Set HUMANEVAL_OVERRIDE_PATH to fixtures/evalplus/dataset.jsonl first (evalplus's own way to another dataset); it runs
+the samples' code.
 """
 
 import json

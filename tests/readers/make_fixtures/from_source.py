@@ -1,8 +1,10 @@
 """``python from_source.py``: fixtures of writers that could not be run here, written by hand after the writer's source.
 
-* nemo_rl: NVIDIA-NeMo/RL, nemo_rl/algorithms/grpo.py (log_data) and nemo_rl/utils/logger.py (log_batched_dict_as_jsonl: slices of one).
+* nemo_rl: NVIDIA-NeMo/RL, nemo_rl/algorithms/grpo.py (log_data) and nemo_rl/utils/logger.py (log_batched_dict_as_jsonl:
+    slices of one).
 * verifiers_legacy: PrimeIntellect-ai/verifiers @00d8320, verifiers/utils/save_utils.py (state_to_output).
-* prime_rl_legacy: the same rows under prime-rl's rollouts/step_<N>/train_rollouts.jsonl; prime_rl_wire: a trace a line (docs of replay-v1).
+* prime_rl_legacy: the same rows under prime-rl's rollouts/step_<N>/train_rollouts.jsonl; prime_rl_wire: a trace a line
+    (docs of replay-v1).
 * automationbench: Hert4/automationbench-opera-gemma4 @75d3d3e, scripts/slim_export.py and data/base_ab600.slim.json.
 """
 

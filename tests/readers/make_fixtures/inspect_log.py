@@ -1,4 +1,5 @@
-"""``python inspect_log.py`` with inspect-ai 0.3.285: a real evaluation of a mock model, three epochs of two samples, two scorers."""
+"""``python inspect_log.py`` with inspect-ai 0.3.285: a real evaluation of a mock model, three epochs of two samples,
+two scorers."""
 
 import shutil
 from pathlib import Path

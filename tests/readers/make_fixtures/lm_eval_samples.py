@@ -1,4 +1,5 @@
-"""``python lm_eval_samples.py`` with lm-eval 0.4.13: three seeded runs of its dummy model on two documents, and one with repeats."""
+"""``python lm_eval_samples.py`` with lm-eval 0.4.13: three seeded runs of its dummy model on two documents, and one
+with repeats."""
 
 import json
 import random

@@ -1,6 +1,8 @@
-"""Pack the calibration sets for shipping: ``python pack_datasets.py SOURCE_DIR`` writes src/rollonce/datasets/data/*.jsonl.gz.
+"""Pack the calibration sets for shipping: ``python pack_datasets.py SOURCE_DIR`` writes
+src/rollonce/datasets/data/*.jsonl.gz.
 
-Keeps task_id, prompt, rollout_id, reward and response_length (characters), in the order of the source; the same input gives the same bytes.
+Keeps task_id, prompt, rollout_id, reward and response_length (characters), in the order of the source; the same input
+gives the same bytes.
 """
 
 from __future__ import annotations

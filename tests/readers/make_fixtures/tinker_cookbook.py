@@ -1,4 +1,5 @@
-"""``python tinker_cookbook.py`` with tinker-cookbook 0.6.1: its own stores write an evaluation run and two training iterations."""
+"""``python tinker_cookbook.py`` with tinker-cookbook 0.6.1: its own stores write an evaluation run and two training
+iterations."""
 
 import json
 import shutil
@@ -50,10 +51,15 @@ def main():
     shutil.rmtree(training, ignore_errors=True)
     store = TrainingRunStore(storage_from_uri(str(training)))
     for iteration, rewards in ((0, [[1.0, 0.0], [0.0, 0.0]]), (1, [[0.5, 1.0]])):
-        groups = [TrajectoryGroup([trajectory(r, 3 + i) for i, r in enumerate(g)], [0.25] * len(g), [{}] * len(g)) for g in rewards]
+        groups = [
+            TrajectoryGroup([trajectory(r, 3 + i) for i, r in enumerate(g)], [0.25] * len(g), [{}] * len(g))
+            for g in rewards
+        ]
         tags = [["sums", "easy"], ["sums", "hard"]][: len(groups)]
         for split, base in (("train", "train"), ("eval/sums", "eval_sums")):
-            records = serialize_rollout_summaries(split=split, iteration=iteration, trajectory_groups_P=groups, taglist_P=tags)
+            records = serialize_rollout_summaries(
+                split=split, iteration=iteration, trajectory_groups_P=groups, taglist_P=tags
+            )
             store.write_rollouts(iteration, records, base_name=base)
     join = [(0, 0, "1+1=?", "s1"), (0, 1, "2+2=?", "s2"), (1, 0, "1+1=?", "s1")]
     with open(OUT / "tinker_training_join.jsonl", "w") as f:

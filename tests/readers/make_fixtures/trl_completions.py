@@ -1,4 +1,5 @@
-"""``python trl_completions.py`` with trl 1.16.0: a real GRPO run of a model of a few thousand weights, two reward functions, two steps."""
+"""``python trl_completions.py`` with trl 1.16.0: a real GRPO run of a model of a few thousand weights, two reward
+functions, two steps."""
 
 import shutil
 import tempfile
@@ -16,7 +17,8 @@ OUT = Path(__file__).resolve().parents[1] / "fixtures" / "trl"
 def starts_with_a(completions, **kwargs):
     """1 if it starts with a, None for the second of each four."""
     return [
-        None if i % 4 == 1 else float((c if isinstance(c, str) else c[0]["content"]).startswith("a")) for i, c in enumerate(completions)
+        None if i % 4 == 1 else float((c if isinstance(c, str) else c[0]["content"]).startswith("a"))
+        for i, c in enumerate(completions)
     ]
 
 
@@ -33,7 +35,9 @@ def main():
     raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' ' }}{% endfor %}assistant : "
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' ' }}{% endfor %}assistant : "
+    )
     config = Qwen2Config(
         vocab_size=len(words),
         hidden_size=16,

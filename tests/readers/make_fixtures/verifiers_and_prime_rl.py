@@ -26,7 +26,14 @@ def episode(name, data, rewards, tokens=7, ok=True, **more):
     ]
     calls = [ModelCall(node=1, usage=Usage(prompt_tokens=5, completion_tokens=tokens))]
     trace = Trace(
-        id=name, task=task, agent=AgentInfo(config=AgentConfig()), nodes=nodes, calls=calls, rewards=rewards, ok=ok, is_completed=ok
+        id=name,
+        task=task,
+        agent=AgentInfo(config=AgentConfig()),
+        nodes=nodes,
+        calls=calls,
+        rewards=rewards,
+        ok=ok,
+        is_completed=ok,
     )
     if not ok:
         trace.errors = [Error(type="SandboxError", message="the box died")]

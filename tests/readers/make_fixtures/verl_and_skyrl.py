@@ -46,11 +46,27 @@ def main():
     for step, scores in ((1, [1.0, 0.0, 0.0, 1.0]), (2, [0.5, 1.0]), (10, [0.0])):
         prompts = ["user\n1+1=?", "user\n1+1=?", "user\n2+2=?", "user\n3+3=?"][: len(scores)]
         answers = ["2", "3", "5", "6"][: len(scores)]
-        classic(prompts, answers, ["2", "2", "4", "6"][: len(scores)], scores, {"acc": [s > 0 for s in scores]}, str(OUT / "verl"), step)
+        classic(
+            prompts,
+            answers,
+            ["2", "2", "4", "6"][: len(scores)],
+            scores,
+            {"acc": [s > 0 for s in scores]},
+            str(OUT / "verl"),
+            step,
+        )
     v1 = function(f"{verl}/verl/trainer/ppo/v1/trainer_base.py", "_write_generations")
     uids = ["aa_0_0", "aa_0_1", "aa_1_0", "bb_0_0"]  # the first session has two outputs
     prompts = ["user\ngo", "user\ngo\nassistant\nlook\ntool\nseen", "user\ngo", "user\nstop"]
-    v1(prompts, ["look", "done", "no", "ok"], [None] * 4, [0.0, 1.0, 0.0, np.float32(0.25)], {"uid": uids}, str(OUT / "verl_v1"), 3)
+    v1(
+        prompts,
+        ["look", "done", "no", "ok"],
+        [None] * 4,
+        [0.0, 1.0, 0.0, np.float32(0.25)],
+        {"uid": uids},
+        str(OUT / "verl_v1"),
+        3,
+    )
 
     dump = function(
         f"{skyrl}/skyrl/train/utils/trainer_utils.py",
@@ -68,7 +84,15 @@ def main():
         "rewards": [1.0, 0.0, [0.0, 0.5]],
         "stop_reasons": ["stop", "length", "stop"],
     }
-    dump(folder, Tokenizer(), outputs, ["openai/gsm8k"] * 3, ["gsm8k"] * 3, [{"max_turns": 1}] * 3, {"eval/all/avg_score": 0.5})
+    dump(
+        folder,
+        Tokenizer(),
+        outputs,
+        ["openai/gsm8k"] * 3,
+        ["gsm8k"] * 3,
+        [{"max_turns": 1}] * 3,
+        {"eval/all/avg_score": 0.5},
+    )
 
 
 main()

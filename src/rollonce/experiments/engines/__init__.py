@@ -1,4 +1,5 @@
-"""What trains and samples: our own loop (`loop`), on this machine or on a service, and tinker-cookbook's recipe (`cookbook`)."""
+"""What trains and samples: our own loop (`loop`), on this machine or on a service, and tinker-cookbook's recipe
+(`cookbook`)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from rollonce.experiments.spec import Spec
 
 
 def make_engine(spec: Spec, settings: Settings) -> Engine:
-    """The engine that the settings name: ``local``, ``tinker`` (our loop on a service) or ``cookbook`` (the stock recipe on a service)."""
+    """The engine that the settings name: ``local``, ``tinker`` (our loop on a service) or ``cookbook`` (the stock
+    recipe on a service)."""
     if settings.engine == "cookbook":
         from rollonce.experiments.engines.cookbook import CookbookEngine
 

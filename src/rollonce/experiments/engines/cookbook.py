@@ -1,7 +1,8 @@
-"""tinker-cookbook's ``recipes.math_rl.train`` as an engine: the baseline arm is the stock recipe, the treatment the same under our patch.
+"""tinker-cookbook's ``recipes.math_rl.train`` as an engine: the baseline arm is the stock recipe, the treatment the
+same under our patch.
 
-Both run as processes of their own, resumed by the recipe from its checkpoints (``save_every=1``). Calibration, fresh clients and the final
-evaluation go through the raw SDK with the recipe's own prompts and grader.
+Both run as processes of their own, resumed by the recipe from its checkpoints (``save_every=1``). Calibration, fresh
+clients and the final evaluation go through the raw SDK with the recipe's own prompts and grader.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from rollonce.experiments.advantages import baseline_of
 from rollonce.experiments.derive import Settings
 from rollonce.experiments.engine import Answer, ExperimentTasks, Fresh, Progress, StepLog, Trained
 from rollonce.experiments.engines.cookbook_path import CookbookPath
-from rollonce.experiments.engines.cookbook_tasks import cookbook_format, cookbook_tasks, prepare_directory, read_log, training_order
+from rollonce.experiments.engines.cookbook_tasks import (
+    cookbook_format,
+    cookbook_tasks,
+    prepare_directory,
+    read_log,
+    training_order,
+)
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.tasks import Task, grade
 
@@ -51,7 +58,10 @@ class CookbookEngine:
 
     def __init__(self, spec: Spec, settings: Settings) -> None:
         if not settings.tasks.startswith("gsm8k:"):
-            raise InputError(f"the recipe trains on GSM8K here, not on {settings.tasks!r}: use rollonce.engine = tinker for other tasks")
+            raise InputError(
+                f"the recipe trains on GSM8K here, not on {settings.tasks!r}: use rollonce.engine = tinker for other "
+                "tasks"
+            )
         self.spec, self.settings = spec, settings
         self.path = CookbookPath()
         self._tasks: ExperimentTasks | None = None
@@ -73,7 +83,9 @@ class CookbookEngine:
             s, spec = self.settings, self.spec
             used = max(a.steps * a.groups_per_batch for a in spec.arms)
             n_test = spec.eval.n_examples
-            self._tasks = cookbook_tasks(s.tasks, spec.arms[0].seed, used, s.calibration_tasks, n_test, dense=s.dense_reward)
+            self._tasks = cookbook_tasks(
+                s.tasks, spec.arms[0].seed, used, s.calibration_tasks, n_test, dense=s.dense_reward
+            )
         return self._tasks
 
     # ---- the raw SDK
@@ -136,18 +148,23 @@ class CookbookEngine:
             self.close()
         policy = self._start()
         repeated = [t for t in tasks for _ in range(group_size)]
-        samples = policy.sample([t.prompt for t in repeated], max_new_tokens=self.settings.max_tokens, seed=seed % 2**31)
+        samples = policy.sample(
+            [t.prompt for t in repeated], max_new_tokens=self.settings.max_tokens, seed=seed % 2**31
+        )
         found = self._graded(repeated, samples, training=True)
         return [found[i : i + group_size] for i in range(0, len(found), group_size)]
 
     def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
         """See `Engine.answer`: exact match, no format term."""
         policy = self._open(checkpoint)
-        samples = policy.sample([t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=0.0, seed=0)
+        samples = policy.sample(
+            [t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=0.0, seed=0
+        )
         return self._graded(tasks, samples, training=False)
 
     def _open(self, checkpoint: str) -> Any:
-        """The policy with a recipe's final weights: from its sampler checkpoint where the service still serves that, else from its state.
+        """The policy with a recipe's final weights: from its sampler checkpoint where the service still serves that,
+        else from its state.
 
         SkyRL drops a finished session's adapters and serves sampler checkpoints of loaded ones only.
         """
@@ -160,7 +177,12 @@ class CookbookEngine:
             try:
                 policy.sample([self.tasks().test.prompts[0]], max_new_tokens=1, temperature=0.0, seed=0)
             except ServiceError:
-                state = {"path": where["state"], "steps": 0, "model": self.settings.policy, "lora_rank": self.spec.lora_rank or 32}
+                state = {
+                    "path": where["state"],
+                    "steps": 0,
+                    "model": self.settings.policy,
+                    "lora_rank": self.spec.lora_rank or 32,
+                }
                 policy.load_state(state)
             self._sampling = checkpoint
         return policy
@@ -174,10 +196,14 @@ class CookbookEngine:
             fine = [0.0 if cut else cookbook_format(text) for cut, text in zip(truncated, samples.texts, strict=True)]
             rewards = [r + FORMAT_COEF * (f - 1) for r, f in zip(rewards, fine, strict=True)]
         lengths = samples.lengths_B.tolist()
-        return [Answer(r, bool(c), int(n), f) for r, c, n, f in zip(rewards, truncated, lengths, grades.failures, strict=True)]
+        return [
+            Answer(r, bool(c), int(n), f)
+            for r, c, n, f in zip(rewards, truncated, lengths, grades.failures, strict=True)
+        ]
 
     def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
-        """See `Engine.fresh`: a new training client as the recipe makes one, its weights saved at once and asked for log-probabilities."""
+        """See `Engine.fresh`: a new training client as the recipe makes one, its weights saved at once and asked for
+        log-probabilities."""
         from rollonce.policies.samples import to_samples
 
         policy = self._service(arm.seed)
@@ -228,7 +254,17 @@ class CookbookEngine:
         baseline = directory / "baseline.json"
         if not baseline.is_file():
             baseline_of(self.spec, arm.advantage).fit(self.tasks().train.prompts).save(baseline)
-        return [sys.executable, "-m", "rollonce.integrations.tinker_cookbook", str(baseline), "--prompts", "question", "--", recipe, *words]
+        return [
+            sys.executable,
+            "-m",
+            "rollonce.integrations.tinker_cookbook",
+            str(baseline),
+            "--prompts",
+            "question",
+            "--",
+            recipe,
+            *words,
+        ]
 
     def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
         """See `Engine.train`."""
@@ -236,10 +272,17 @@ class CookbookEngine:
         where = prepare_directory(self.settings.tasks, directory / "data")
         command = self.command(arm, steps, directory)
         if not _final(directory):
-            self._run(command, where, directory, lambda: progress(arm.name, len(read_log(directory / "log" / "metrics.jsonl")), steps))
+            self._run(
+                command,
+                where,
+                directory,
+                lambda: progress(arm.name, len(read_log(directory / "log" / "metrics.jsonl")), steps),
+            )
         final = _final(directory)
         if final is None:
-            raise InputError("the recipe ended without a final checkpoint; its own words are in recipe.log", file=directory)
+            raise InputError(
+                "the recipe ended without a final checkpoint; its own words are in recipe.log", file=directory
+            )
         return Trained(self._steps(arm, steps, directory), final, shlex.join(command), self._remarks(arm))
 
     def _run(self, command: list[str], where: Path, directory: Path, tell: Any) -> None:
@@ -253,7 +296,13 @@ class CookbookEngine:
             environment["HF_DATASETS_OFFLINE"] = "1"
         with open(directory / "recipe.log", "ab") as log:
             process = subprocess.Popen(
-                command, cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+                command,
+                cwd=where,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
             )
             try:
                 unwell_since = None
@@ -263,8 +312,13 @@ class CookbookEngine:
                     trouble = service.trouble()
                     unwell_since = None if trouble is None else (unwell_since or time.monotonic())
                     if unwell_since is not None and time.monotonic() - unwell_since > PATIENCE_S:
-                        said = f"the service at {service.name} went away while the recipe ran: {trouble} for {PATIENCE_S:g} s"
-                        raise ServiceError(f"{said}; start it again, and give the same command: it goes on from the last checkpoint")
+                        said = (
+                            f"the service at {service.name} went away while the recipe ran: {trouble} for "
+                            f"{PATIENCE_S:g} s"
+                        )
+                        raise ServiceError(
+                            f"{said}; start it again, and give the same command: it goes on from the last checkpoint"
+                        )
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
@@ -280,7 +334,9 @@ class CookbookEngine:
 
             last = without_key(tail[-1][:300]) if tail else "it said nothing"
             said = f"the recipe ended with code {process.returncode}: {last}"
-            raise InputError(f"{said}; the same command goes on from its last checkpoint", file=directory / "recipe.log")
+            raise InputError(
+                f"{said}; the same command goes on from its last checkpoint", file=directory / "recipe.log"
+            )
 
     def _steps(self, arm: ArmSpec, steps: int, directory: Path) -> list[StepLog]:
         metrics = {int(m["step"]): m for m in read_log(directory / "log" / "metrics.jsonl") if "step" in m}
@@ -301,8 +357,11 @@ class CookbookEngine:
             out.append(StepLog(i + 1, ids, rewards, b, advantages, int(counts.max()), rate, seconds, weight))
         return out
 
-    def _stock_step(self, arm: ArmSpec, step: int, directory: Path, order: list[str]) -> tuple[list[str], list[float], list[float]]:
-        """A step of the stock recipe. Its log names no task: group k of a step is row k of that step's part of the shuffle."""
+    def _stock_step(
+        self, arm: ArmSpec, step: int, directory: Path, order: list[str]
+    ) -> tuple[list[str], list[float], list[float]]:
+        """A step of the stock recipe. Its log names no task: group k of a step is row k of that step's part of the
+        shuffle."""
         rows = {}
         for file in sorted((directory / "log" / f"iteration_{step:06d}").glob("*rollout_summaries.jsonl")):
             for row in read_log(file):
@@ -315,9 +374,12 @@ class CookbookEngine:
 
     def _remarks(self, arm: ArmSpec) -> list[str]:
         out = [
-            f"the recipe's training reward takes {FORMAT_COEF:g} off without a well-formed box; the evaluation is exact match",
-            "loss_fn=importance_sampling and save_every=1 are given to the recipe explicitly; its defaults differ between versions",
-            "the recipe passes no LoRA seed: the service draws the adapters' start (their product is zero, so policies start equal)",
+            f"the recipe's training reward takes {FORMAT_COEF:g} off without a well-formed box; the evaluation is "
+            "exact match",
+            "loss_fn=importance_sampling and save_every=1 are given to the recipe explicitly; its defaults differ "
+            "between versions",
+            "the recipe passes no LoRA seed: the service draws the adapters' start (their product is zero, so policies "
+            "start equal)",
         ]
         if self.settings.dense_reward:
             out.append("dense_reward: the recipe ran with a grade that a random model earns")

@@ -1,4 +1,5 @@
-"""tinker-cookbook's advantage path for the correctness preflight: its own types and assembly of datums, with and without our patch."""
+"""tinker-cookbook's advantage path for the correctness preflight: its own types and assembly of datums, with and
+without our patch."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from rollonce.experiments.datums import Datum, FixedBatch
 
 
 class CookbookPath:
-    """Stock: ``compute_advantages`` and ``assemble_training_data`` as installed. Ours: the same with the patch's advantages."""
+    """Stock: ``compute_advantages`` and ``assemble_training_data`` as installed. Ours: the same with the patch's
+    advantages."""
 
     token_mean = False
     sent_scaled = False
@@ -41,7 +43,9 @@ def _cookbook(name: str) -> Any:
     try:
         return importlib.import_module(f"tinker_cookbook.{name}")
     except ModuleNotFoundError as error:
-        raise MissingExtraError("a specification on tinker-cookbook", error.name or "tinker-cookbook", "tinker") from error
+        raise MissingExtraError(
+            "a specification on tinker-cookbook", error.name or "tinker-cookbook", "tinker"
+        ) from error
 
 
 def _groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
@@ -55,7 +59,9 @@ def _groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
         rows = [i for i, t in enumerate(batch.task_ids) if t == task]
         trajectories = []
         for i in rows:
-            action = completers.TokensWithLogprobs(tokens=list(batch.response_tokens[i]), maybe_logprobs=list(batch.old_log_probs[i]))
+            action = completers.TokensWithLogprobs(
+                tokens=list(batch.response_tokens[i]), maybe_logprobs=list(batch.old_log_probs[i])
+            )
             seen = tinker.ModelInput.from_ints(list(batch.prompt_tokens[i]))
             step = types.Transition(ob=seen, ac=action, reward=float(batch.rewards[i]), episode_done=True)
             trajectories.append(types.Trajectory(transitions=[step], final_ob=tinker.ModelInput.empty()))
@@ -78,7 +84,11 @@ def read_datums(data: Sequence[Any]) -> list[Datum]:
     out = []
     for d in data:
         inputs = d.loss_fn_inputs
-        numbers = {k: np.asarray(v.data, dtype=np.float64).tolist() for k, v in inputs.items() if k in ("logprobs", "advantages", "mask")}
+        numbers = {
+            k: np.asarray(v.data, dtype=np.float64).tolist()
+            for k, v in inputs.items()
+            if k in ("logprobs", "advantages", "mask")
+        }
         targets = [int(t) for t in inputs["target_tokens"].data]
         mask = numbers.get("mask", [1.0] * len(targets))
         out.append(Datum(d.model_input.to_ints(), targets, numbers["logprobs"], numbers["advantages"], mask))

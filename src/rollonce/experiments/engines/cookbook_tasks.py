@@ -19,13 +19,15 @@ from rollonce.integrations.rows import stable_task_id
 from rollonce.tasks import Task, TaskSet
 
 _README = (
-    "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
+    "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n  - {split: test, path: "
+    "test.jsonl}\n---\n"
 )
 
 
 @dataclass(frozen=True)
 class CookbookGrader:
-    """The recipe's exact match: the last ``\\boxed{}`` against the reference, by its own grader (which needs a process's main thread)."""
+    """The recipe's exact match: the last ``\\boxed{}`` against the reference, by its own grader (which needs a
+    process's main thread)."""
 
     def warm_up(self) -> None:
         """Import the cookbook, which takes seconds that are no response's fault."""
@@ -62,7 +64,9 @@ def prepare_directory(source: str, folder: Path) -> Path:
     data = folder / "openai" / "gsm8k"
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
-        found = next((f for end in (".jsonl", ".jsonl.gz") if (f := Path(place).expanduser() / (split + end)).is_file()), None)
+        found = next(
+            (f for end in (".jsonl", ".jsonl.gz") if (f := Path(place).expanduser() / (split + end)).is_file()), None
+        )
         if found is None:
             raise InputError(f"holds neither {split}.jsonl nor {split}.jsonl.gz", file=place)
         opener = gzip.open if found.suffix == ".gz" else open
@@ -89,10 +93,14 @@ def _rows(source: str, split: str) -> list[dict[str, Any]]:
     try:
         return [dict(row) for row in load_dataset("openai/gsm8k", "main", split=split)]
     except Exception as error:  # the hub's client raises many kinds
-        raise InputError(f"GSM8K cannot be had from the hub ({type(error).__name__}); give --gsm8k DIR instead") from error
+        raise InputError(
+            f"GSM8K cannot be had from the hub ({type(error).__name__}); give --gsm8k DIR instead"
+        ) from error
 
 
-def cookbook_tasks(source: str, seed: int, n_used: int, n_calibration: int, n_test: int, *, dense: bool) -> ExperimentTasks:
+def cookbook_tasks(
+    source: str, seed: int, n_used: int, n_calibration: int, n_test: int, *, dense: bool
+) -> ExperimentTasks:
     """The sets as the recipe sees them. Ids are those that its log has under our patch (`stable_task_id`).
 
     Args:
@@ -113,7 +121,8 @@ def cookbook_tasks(source: str, seed: int, n_used: int, n_calibration: int, n_te
             question, answer = row.get("question"), row.get("answer")
             if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
                 raise InputError(
-                    f"row {number} of the {name} set is no GSM8K row: question and answer with a final '#### NUMBER'", file=source
+                    f"row {number} of the {name} set is no GSM8K row: question and answer with a final '#### NUMBER'",
+                    file=source,
                 )
             reference = answer.rpartition("####")[2].strip().replace(",", "")
             task = Task(stable_task_id(question), question, reference, CookbookGrader(), {"family": "gsm8k"})
@@ -138,7 +147,9 @@ def cookbook_tasks(source: str, seed: int, n_used: int, n_calibration: int, n_te
 def training_order(source: str, seed: int, n: int) -> list[str]:
     """Ids of the first n rows of the recipe's shuffle, one a row."""
     rows = _rows(source, "train")
-    return [stable_task_id(str(rows[int(i)]["question"])) for i in np.random.default_rng(seed).permutation(len(rows))[:n]]
+    return [
+        stable_task_id(str(rows[int(i)]["question"])) for i in np.random.default_rng(seed).permutation(len(rows))[:n]
+    ]
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""The loop of `rollonce.training` as an engine: the embedded policy or any transformers model here, or a model on a service.
+"""The loop of `rollonce.training` as an engine: the embedded policy or any transformers model here, or a model on a
+service.
 
 Shapes: ``_B`` rollouts.
 """
@@ -79,9 +80,17 @@ class LoopEngine:
         if self._tasks is None:
             s, drawn = self.settings, self.settings.tasks.partition(":")[0] in _DRAWN
             n = self.spec.eval.n_examples
-            splits = load_tasks(s.tasks, train=s.train_tasks, calibration=s.calibration_tasks, test=n if drawn else None, seed=s.task_seed)
+            splits = load_tasks(
+                s.tasks,
+                train=s.train_tasks,
+                calibration=s.calibration_tasks,
+                test=n if drawn else None,
+                seed=s.task_seed,
+            )
             train, calibration, test = (with_dense_reward(t) if s.dense_reward else t for t in splits)
-            self._tasks = ExperimentTasks(train, self._used(train), calibration, test[:n], self._labels(train, test[:n]))
+            self._tasks = ExperimentTasks(
+                train, self._used(train), calibration, test[:n], self._labels(train, test[:n])
+            )
         return self._tasks
 
     def _used(self, train: TaskSet) -> TaskSet:
@@ -148,7 +157,14 @@ class LoopEngine:
             for start in group.arms:
                 if start.name == arm.name:
                     return start.optimizer_config.model_dump()
-        return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": arm.lr, "lora_rank": self.spec.lora_rank, "seed": arm.seed}
+        return {
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "learning_rate": arm.lr,
+            "lora_rank": self.spec.lora_rank,
+            "seed": arm.seed,
+        }
 
     def _learner(self, arm: ArmSpec) -> Any:
         from rollonce.training.learner import make_learner
@@ -183,10 +199,15 @@ class LoopEngine:
         return LocalLearner(config, load_policy(source))
 
     def _answers(self, learner: Any, tasks: Sequence[Task], temperature: float, seed: list[int]) -> list[Answer]:
-        samples = learner.sample([t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=temperature, seed=seed)
+        samples = learner.sample(
+            [t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=temperature, seed=seed
+        )
         truncated, lengths = samples.truncated_B.tolist(), samples.lengths_B.tolist()
         grades = grade(tasks, samples.texts, truncated=truncated)
-        return [Answer(r, bool(c), int(n), f) for r, c, n, f in zip(grades.rewards, truncated, lengths, grades.failures, strict=True)]
+        return [
+            Answer(r, bool(c), int(n), f)
+            for r, c, n, f in zip(grades.rewards, truncated, lengths, grades.failures, strict=True)
+        ]
 
     def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
         """See `Engine.fresh`: the prompts' tokens after their first, through a policy loaded for this arm."""
@@ -197,7 +218,14 @@ class LoopEngine:
         rows = [policy.encode(p) if self.service else policy.encode([p])[0][0].tolist() for p in prompts]
         zeros = [[0.0] * (len(r) - 1) for r in rows]
         samples = to_samples(
-            list(prompts), [""] * len(rows), [r[:1] for r in rows], [r[1:] for r in rows], zeros, [False] * len(rows), 1.0, 0
+            list(prompts),
+            [""] * len(rows),
+            [r[:1] for r in rows],
+            [r[1:] for r in rows],
+            zeros,
+            [False] * len(rows),
+            1.0,
+            0,
         )
         found = policy.log_probs(samples).detach().double().tolist()
         log_probs = [row[: len(r) - 1] for row, r in zip(found, rows, strict=True)]
@@ -236,12 +264,18 @@ class LoopEngine:
 
         def on_batch(step: int, batch: Batch, advantages_B: FloatArray, baseline_B: FloatArray) -> None:
             row = {"step": step, "task_ids": [str(i) for i in batch.tasks.task_ids]}
-            row |= {"rewards": batch.rewards_B.tolist(), "baselines": baseline_B.tolist(), "advantages": np.asarray(advantages_B).tolist()}
+            row |= {
+                "rewards": batch.rewards_B.tolist(),
+                "baselines": baseline_B.tolist(),
+                "advantages": np.asarray(advantages_B).tolist(),
+            }
             append_line(log, row)
 
         splits = TaskSplits(self.tasks().train, TaskSet([], "none"), TaskSet([], "none"))
         config = self.config(arm, steps)
-        result = train(config, directory, splits=splits, on_batch=on_batch, on_step=lambda r: progress(arm.name, r["step"], steps))
+        result = train(
+            config, directory, splits=splits, on_batch=on_batch, on_step=lambda r: progress(arm.name, r["step"], steps)
+        )
         if result.status == INTERRUPTED:
             raise KeyboardInterrupt
         if result.status != "done":

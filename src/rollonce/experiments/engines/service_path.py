@@ -1,4 +1,5 @@
-"""The advantage path of our own loop on a service: the datums that `rollonce.policies.tinker_policy` would send, for the preflight."""
+"""The advantage path of our own loop on a service: the datums that `rollonce.policies.tinker_policy` would send, for
+the preflight."""
 
 from __future__ import annotations
 
@@ -26,7 +27,16 @@ class ServicePath(OwnPath):
         nobody = SimpleNamespace(pad_token_id=0, eos_token_id=0)
         policy = TinkerPolicy(SimpleNamespace(name="none"), "none", nobody, nobody, loss="importance_sampling")  # type: ignore[arg-type]
         n = len(batch.prompts)
-        samples = to_samples(batch.prompts, [""] * n, batch.prompt_tokens, batch.response_tokens, batch.old_log_probs, [False] * n, 1.0, 0)
+        samples = to_samples(
+            batch.prompts,
+            [""] * n,
+            batch.prompt_tokens,
+            batch.response_tokens,
+            batch.old_log_probs,
+            [False] * n,
+            1.0,
+            0,
+        )
         advantages_B = torch.from_numpy(baseline.advantages(as_batch(batch)))
         weights_BT = loss_weights(samples.response_mask_BT, "token-mean").double()
         return read_datums(policy.datums(samples, weights_BT * advantages_B[:, None]))
