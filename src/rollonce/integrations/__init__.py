@@ -8,15 +8,13 @@ Which trainers, which versions, what was tested how: ``docs/integrations.md``.
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult, AdvantageWarning
 from rollonce.integrations.rows import (
     Rows,
-    Rule,
     World,
     gather_rows,
     make_rows,
     prompt_text,
-    refuse,
-    setting_of,
     stable_task_id,
 )
+from rollonce.setting_rules import Rule, refuse, setting_of
 
 __all__ = [
     "AdvantageHook",

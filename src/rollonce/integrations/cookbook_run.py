@@ -23,7 +23,8 @@ import numpy as np
 from rollonce.baselines import Baseline, LinearSmoother
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult
-from rollonce.integrations.rows import Rule, make_rows, refuse, stable_task_id
+from rollonce.integrations.rows import make_rows, stable_task_id
+from rollonce.setting_rules import Rule, refuse
 
 Prompts = Literal["auto", "question", "observation"] | Callable[[Any, Any, Any], str]
 

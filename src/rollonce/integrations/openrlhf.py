@@ -24,7 +24,7 @@ from typing import Any
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.integrations.hook import AdvantageHook, AdvantageWarning
-from rollonce.integrations.rows import Rule, refuse
+from rollonce.setting_rules import Rule, refuse
 
 STATE_KEY = "rollonce"
 _ADVANTAGE = "algo.advantage"

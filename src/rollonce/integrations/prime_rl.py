@@ -20,7 +20,8 @@ from typing import Any
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
-from rollonce.integrations.rows import Rule, prompt_text, refuse
+from rollonce.integrations.rows import prompt_text
+from rollonce.setting_rules import Rule, refuse
 
 RULES = [
     Rule(

@@ -22,8 +22,9 @@ import numpy as np
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
-from rollonce.integrations.rows import Rule, prompt_text, refuse
+from rollonce.integrations.rows import prompt_text
 from rollonce.rollouts import FloatArray
+from rollonce.setting_rules import Rule, refuse
 
 RULES = [
     Rule(

@@ -23,7 +23,7 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
-from rollonce.integrations.rows import Rule, refuse, setting_of
+from rollonce.setting_rules import Rule, refuse, setting_of
 
 RULES = [
     Rule(

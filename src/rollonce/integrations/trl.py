@@ -31,7 +31,7 @@ import numpy as np
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult, AdvantageWarning
-from rollonce.integrations.rows import Rule, refuse
+from rollonce.setting_rules import Rule, refuse
 
 STATE_FILE = "rollonce.json"
 FIT_ON = 10_000

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from rollonce.baselines import LeaveOneOut
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.integrations.hook import AdvantageHook, AdvantageWarning
-from rollonce.integrations.rows import Rule, refuse
 from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens
+from rollonce.setting_rules import Rule, refuse
 
 VARIABLE, STATE_FILE = "ROLLONCE_BASELINE", "rollonce.json"
 

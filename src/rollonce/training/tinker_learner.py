@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollonce.integrations.rows import Rule, refuse
 from rollonce.policies.objective import bernoulli_kl_BT, k3_BT, loss_weights
 from rollonce.policies.samples import Samples
 from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
+from rollonce.setting_rules import Rule, refuse
 from rollonce.training.config import RunConfig
 from rollonce.training.learner import Update, generator_of
 

@@ -1,0 +1,92 @@
+"""Writing files whole, and plain JSON: the one place for both."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollonce.errors import InputError
+
+
+def write_whole_file(
+    path: str | os.PathLike[str], data: bytes | str, *, make_parents: bool = False, if_it_fails: str = ""
+) -> None:
+    """Write a file so that a reader, or a run that is resumed, sees the old content or the new and nothing between.
+
+    The content goes into a temporary file of the same folder, is flushed to the disk, and takes the name at the end.
+
+    Args:
+        path: The file.
+        data: Its content; text is written as UTF-8 (half of a surrogate pair as its escape).
+        make_parents: Make the folder if it is missing.
+        if_it_fails: What the user should know then, added to the sentence ("the run goes on from its checkpoint").
+
+    Raises:
+        InputError: the disk is full, the folder is missing or not writable. What was there stays.
+    """
+    path = Path(path)
+    content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+    temporary = ""
+    try:
+        if make_parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, _mode_of_a_new_file())
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise cannot_write(path, error, if_it_fails) from None
+        raise
+
+
+def write_json_file(path: str | os.PathLike[str], value: Any, **options: Any) -> None:
+    """`write_whole_file` of `plain_json`, indented by one space, with a newline at the end."""
+    write_whole_file(path, json.dumps(plain_json(value), indent=1, ensure_ascii=False) + "\n", **options)
+
+
+def cannot_write(path: str | os.PathLike[str], error: OSError, if_it_fails: str = "") -> InputError:
+    """The sentence for a write that failed, to be raised."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    why = "the disk is full: free some space and give the same command again" if full else error.strerror or str(error)
+    return InputError(f"cannot be written: {why}" + (f"; {if_it_fails}" if if_it_fails else ""), file=path)
+
+
+def plain_json(value: Any) -> Any:
+    """The same value in what JSON has: NaN and infinities become None, named tuples dicts, arrays and tuples lists.
+
+    >>> plain_json({"ratio": float("nan"), "counts": (1, 2)})
+    {'ratio': None, 'counts': [1, 2]}
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()  # type: ignore[attr-defined]
+    if isinstance(value, Mapping):
+        return {key: plain_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(inner) for inner in value]
+    return value
+
+
+def _mode_of_a_new_file() -> int:
+    # mkstemp makes files that only their owner can read; a file the user asked for gets the usual permissions.
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
