@@ -11,11 +11,11 @@ from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json
 from rollonce.errors import InputError
 
 if TYPE_CHECKING:
+    from rollonce.noise.gradients import ScoreGradients
+    from rollonce.noise.report import NoiseReport
     from rollonce.policies import TransformersPolicy
     from rollonce.rollouts import Rollouts
     from rollonce.tasks import TaskSet
-    from rollonce.training.noise_gradients import ScoreGradients
-    from rollonce.training.noise_report import NoiseReport
 
 HELP = """\
 Does B_eff tell the truth here? A baseline's effective batch size is derived from
@@ -118,7 +118,7 @@ def run(args: Args) -> int:
             on = (on[0], on[1], on[2]._replace(notes=[_seen(args), *on[2].notes]))
         lagged = lag = None
         if args.lagged is not None:
-            from rollonce.training.noise_moments import lag_effect
+            from rollonce.noise.moments import lag_effect
 
             lagged = _measure(
                 args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ", on[1]
@@ -246,10 +246,10 @@ def _measure(
     like: ScoreGradients | None = None,
 ) -> tuple[Rollouts, ScoreGradients, NoiseReport]:
     """Sample and measure; in the metric of ``like``, where given."""
+    from rollonce.noise.gradients import score_gradients
+    from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
     from rollonce.rollouts import Rollouts
     from rollonce.tasks import grade
-    from rollonce.training.noise import measure_noise, noise_baselines, with_joint_column
-    from rollonce.training.noise_gradients import score_gradients
 
     every = [task for task in tasks for _ in range(args.rollouts)]
     bars.tell(f"{name}sampling", "", 0, 1)

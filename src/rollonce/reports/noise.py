@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rollonce.noise.gradients import OnPolicy, ScoreGradients
+from rollonce.noise.report import Lag, NoiseReport, NoiseRow
 from rollonce.scoring import Estimate
-from rollonce.training.noise_gradients import OnPolicy, ScoreGradients
-from rollonce.training.noise_report import Lag, NoiseReport, NoiseRow
 
 
 def print_noise(

@@ -9,13 +9,13 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from rollonce import __version__
+from rollonce.noise.gradients import ScoreGradients
+from rollonce.noise.report import Lag, NoiseReport
 from rollonce.reports import svg
 from rollonce.reports.files import write_text
 from rollonce.reports.noise import approximation_rows, lag_lines, plain, verdict
 from rollonce.reports.page import subscript
 from rollonce.scoring import Estimate
-from rollonce.training.noise_gradients import ScoreGradients
-from rollonce.training.noise_report import Lag, NoiseReport
 
 
 def write_noise_page(

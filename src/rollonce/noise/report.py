@@ -1,4 +1,4 @@
-"""What `rollonce.training.noise` finds: rows, groups, approximations, the effect of a lag."""
+"""What `rollonce.noise.measure` finds: rows, groups, approximations, the effect of a lag."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ from rollonce.baselines import (
 )
 from rollonce.errors import InputError
 from rollonce.kernels import Buckets
+from rollonce.noise.moments import between_within, group_row, task_moments
+from rollonce.noise.quantities import Design, Quantity
+from rollonce.noise.report import Approximations, NoiseReport, NoiseRow
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import Estimate, Scorer
-from rollonce.training.noise_moments import between_within, group_row, task_moments
-from rollonce.training.noise_quantities import Design, Quantity
-from rollonce.training.noise_report import Approximations, NoiseReport, NoiseRow
 from rollonce.tuning.crossfit import cross_fitted
 
 _CHUNK_ENTRIES = 4_000_000

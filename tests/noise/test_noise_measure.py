@@ -11,10 +11,10 @@ from noise_worlds import BANDIT, Bandit, unrelated
 
 from rollonce.baselines import Constant, FlashReinforce, LeaveOneOut, NoBaseline, Rloo, Tracker, family_mean
 from rollonce.errors import InputError
+from rollonce.noise.measure import baseline_values, measure_noise, noise_baselines, with_joint_column
+from rollonce.noise.moments import lag_effect
+from rollonce.noise.quantities import Design
 from rollonce.rollouts import Rollouts
-from rollonce.training.noise import baseline_values, measure_noise, noise_baselines, with_joint_column
-from rollonce.training.noise_moments import lag_effect
-from rollonce.training.noise_quantities import Design
 
 B = 4
 

@@ -35,7 +35,7 @@ def files(tmp_path_factory):
 
 
 def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypatch):
-    from rollonce.training import noise_gradients
+    from rollonce.noise import gradients as noise_gradients
 
     calls, real = [], noise_gradients.score_gradients
 
