@@ -37,9 +37,9 @@ from rollonce.baselines import Baseline, Batch
 batch = Batch.of({prompts!r}, {rewards!r})
 for path in {paths!r}:
     baseline = Baseline.load(path)
-    print(baseline.predict(batch).tolist())
+    print(baseline.predict(batch).baseline_B.tolist())
     baseline.observe(batch)
-    print(baseline.predict(batch).tolist())
+    print(baseline.predict(batch).baseline_B.tolist())
 """
 
 
@@ -60,9 +60,9 @@ def test_saved_baselines_predict_where_nothing_but_numpy_can_be_imported(tmp_pat
         paths.append(str(tmp_path / f"{i}.json"))
         baseline.save(paths[-1])
         batch = Batch.of(PROMPTS, rewards)
-        want.append(str(baseline.predict(batch).tolist()))
+        want.append(str(baseline.predict(batch).baseline_B.tolist()))
         baseline.observe(batch)
-        want.append(str(baseline.predict(batch).tolist()))
+        want.append(str(baseline.predict(batch).baseline_B.tolist()))
     out = run(
         BLOCKED.format(
             blocked=[*HEAVY, "orjson", "rich", "tyro", "pydantic", "joblib"],

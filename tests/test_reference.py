@@ -61,7 +61,9 @@ def test_the_seeds_own_lines_give_the_same_baseline():
     np.testing.assert_allclose(
         reference.gs1_baseline(reference.tfidf_similarity(prompts, train), rewards), seed, atol=1e-12
     )
-    np.testing.assert_allclose(published_tfidf().fit(train).predict(Batch.of(prompts, rewards)), seed, atol=1e-12)
+    np.testing.assert_allclose(
+        published_tfidf().fit(train).predict(Batch.of(prompts, rewards)).baseline_B, seed, atol=1e-12
+    )
 
 
 def test_two_clusters_at_T_1_with_unequal_sizes_by_hand():
@@ -79,7 +81,7 @@ def test_two_clusters_at_T_1_with_unequal_sizes_by_hand():
     np.testing.assert_allclose(reference.two_cluster_baseline(cluster, rewards, 1.0), want, atol=1e-15)
     np.testing.assert_allclose(reference.gs1_baseline(prompts, rewards, 1.0), want, atol=1e-15)
     fast = KernelBaseline(Softmax(temperature=1.0)).fit(prompts)
-    np.testing.assert_allclose(fast.predict(Batch.of(prompts, rewards)), want, atol=1e-15)
+    np.testing.assert_allclose(fast.predict(Batch.of(prompts, rewards)).baseline_B, want, atol=1e-15)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.1, 1.0, 3.0])
@@ -91,7 +93,7 @@ def test_two_clusters_at_any_temperature(temperature, sizes):
     want = reference.two_cluster_baseline(cluster, rewards, temperature)
     np.testing.assert_allclose(reference.gs1_baseline(prompts, rewards, temperature), want, atol=1e-13)
     fast = KernelBaseline(Softmax(temperature=temperature)).fit(prompts)
-    np.testing.assert_allclose(fast.predict(Batch.of(prompts, rewards)), want, atol=1e-13)
+    np.testing.assert_allclose(fast.predict(Batch.of(prompts, rewards)).baseline_B, want, atol=1e-13)
 
 
 def test_identical_prompts_do_not_activate_the_kernel():
@@ -133,7 +135,7 @@ def test_the_package_agrees_with_the_reference(seed, window):
         baseline.fit(prompts)
         if window:
             baseline.observe(Batch.of(prompts[n:], rewards[n:]))
-        np.testing.assert_allclose(baseline.predict(batch), want, atol=1e-12, err_msg=baseline.label)
+        np.testing.assert_allclose(baseline.predict(batch).baseline_B, want, atol=1e-12, err_msg=baseline.label)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -148,7 +150,7 @@ def test_kriging_agrees_with_deleting_the_row_and_solving_again(seed):
         + 0.2 * np.eye(14)
     )
     want = reference.kriging_baseline(k, 1.0, rewards)
-    np.testing.assert_allclose(baseline.predict(Batch.of(prompts, rewards)), want, atol=1e-11)
+    np.testing.assert_allclose(baseline.predict(Batch.of(prompts, rewards)).baseline_B, want, atol=1e-11)
 
 
 def test_moments_by_hand():
@@ -218,7 +220,7 @@ def test_a_baseline_that_used_the_target_rollouts_looks_better_than_perfect():
 
 def test_rloo_by_hand():
     rewards = np.array([[1.0, 0.0, 0.0, 1.0]])
-    b = Rloo().predict(Batch.of(["p"] * 4, rewards[0], task_ids=["t"] * 4))
+    b = Rloo().predict(Batch.of(["p"] * 4, rewards[0], task_ids=["t"] * 4)).baseline_B
     np.testing.assert_allclose(b, [(rewards[0].sum() - x) / 3 for x in rewards[0]], atol=1e-15)
 
 
@@ -244,4 +246,6 @@ def test_family_mean_is_the_weighted_baseline_of_equal_families():
     family, rewards = rng.integers(0, 4, 12), rng.random(12)
     want = reference.weighted_baseline(family[:, None] == family, rewards)
     batch = Batch.of(["p"] * 12, rewards, columns={"family": family})
-    np.testing.assert_allclose(KernelBaseline(Same(CategoryColumn("family"))).predict(batch), want, atol=1e-14)
+    np.testing.assert_allclose(
+        KernelBaseline(Same(CategoryColumn("family"))).predict(batch).baseline_B, want, atol=1e-14
+    )

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, KernelBaseline, LeaveOneOut, LinearSmoother, Tags
+from rollonce.baselines import Baseline, Batch, KernelBaseline, LeaveOneOut, LinearSmoother, Prediction, Tags
 from rollonce.kernels import Rbf
 
 RELAXED = Tags(shift_equivariant=False, scale_equivariant=False, neutral=False)
@@ -25,8 +25,8 @@ class Planted(Baseline):
         return RELAXED
 
     def predict(self, batch, history=None):
-        self.used_prior_B = np.full(len(batch), len(batch) <= 1)
-        return self.b(batch) if len(batch) > 1 else np.zeros(len(batch))
+        b = self.b(batch) if len(batch) > 1 else np.zeros(len(batch))
+        return Prediction.of(batch, b, np.full(len(batch), len(batch) <= 1))
 
     def b(self, batch):
         return loo(batch.rewards_B)
@@ -65,7 +65,7 @@ class LengthScaleFittedOnTheBatch(Planted):
 
     def b(self, batch):
         options = [KernelBaseline(Rbf(length_scale=s)) for s in (0.05, 0.5, 5.0)]
-        each = [o.predict(batch) for o in options]
+        each = [o.predict(batch).baseline_B for o in options]
         return each[int(np.argmin([((batch.rewards_B - b) ** 2).sum() for b in each]))]
 
 
@@ -136,8 +136,8 @@ class OwnRewardAlone(Planted):
     """``b = r`` for a batch of one."""
 
     def predict(self, batch, history=None):
-        self.used_prior_B = np.full(len(batch), len(batch) <= 1)
-        return loo(batch.rewards_B) if len(batch) != 1 else batch.rewards_B.copy()
+        b = loo(batch.rewards_B) if len(batch) != 1 else batch.rewards_B.copy()
+        return Prediction.of(batch, b, np.full(len(batch), len(batch) <= 1))
 
 
 class NotFlagged(Planted):
@@ -148,8 +148,7 @@ class NotFlagged(Planted):
         return Tags(neutral=False)
 
     def predict(self, batch, history=None):
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
-        return loo(batch.rewards_B) if len(batch) > 1 else np.zeros(len(batch))
+        return Prediction.of(batch, loo(batch.rewards_B) if len(batch) > 1 else np.zeros(len(batch)))
 
 
 class RandomNumbers(Planted):
@@ -208,10 +207,12 @@ class Squares(Planted):
 
 
 class WhitenedInSecret(Planted):
-    """Its b is clean, its advantages are divided by the deviation of the batch."""
+    """Its b is clean, but its advantages are divided by the deviation of the batch."""
 
-    def advantages(self, batch, history=None):
-        return (batch.rewards_B - self.predict(batch)) / (batch.rewards_B.std() + 1e-6)
+    def predict(self, batch, history=None):
+        clean = super().predict(batch, history)
+        deviation = batch.rewards_B.std() if len(batch) else 0.0
+        return replace(clean, advantages_B=clean.advantages_B / (deviation + 1e-6))
 
 
 class NeitherNor(Planted):

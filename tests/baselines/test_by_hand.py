@@ -38,7 +38,7 @@ def groups(rewards, *ids):
 
 def test_flashreinforce_is_the_batch_mean_and_a_constant_share_of_the_leave_one_out_advantage():
     b = batch(R4)
-    assert FlashReinforce().predict(b).tolist() == [0.25] * 4
+    assert FlashReinforce().predict(b).baseline_B.tolist() == [0.25] * 4
     np.testing.assert_allclose(FlashReinforce().advantages(b), 0.75 * LeaveOneOut().advantages(b), atol=1e-15)
     assert FlashReinforce().advantages(batch([0.1] * 7)).tolist() == [0.0] * 7  # exactly, though 7 * 0.1 / 7 is not 0.1
 
@@ -59,8 +59,8 @@ def test_reinforce_plus_plus_whitens_and_guards_the_deviation():
 def test_grpo_and_rloo_by_hand():
     b = groups([1.0, 0.0, 0.0, 0.5, 0.5, 1.0, 0.0], "x", "y", "x", "y", "x", "y", "x")
     # x: 1, 0, 0.5, 0 (mean 0.375); y: 0, 0.5, 1 (mean 0.5)
-    np.testing.assert_allclose(Grpo().predict(b), [0.375, 0.5, 0.375, 0.5, 0.375, 0.5, 0.375], atol=1e-15)
-    np.testing.assert_allclose(Rloo().predict(b), [0.5 / 3, 0.75, 0.5, 0.5, 1 / 3, 0.25, 0.5], atol=1e-15)
+    np.testing.assert_allclose(Grpo().predict(b).baseline_B, [0.375, 0.5, 0.375, 0.5, 0.375, 0.5, 0.375], atol=1e-15)
+    np.testing.assert_allclose(Rloo().predict(b).baseline_B, [0.5 / 3, 0.75, 0.5, 0.5, 1 / 3, 0.25, 0.5], atol=1e-15)
     factor = np.array([4 / 3, 3 / 2, 4 / 3, 3 / 2, 4 / 3, 3 / 2, 4 / 3])
     np.testing.assert_allclose(Rloo().advantages(b), factor * Grpo().advantages(b), atol=1e-15)
 
@@ -83,7 +83,7 @@ def test_none_constant_and_oracle():
     b = groups([1.0, 0.0], "x", "y")
     assert NoBaseline().advantages(b).tolist() == [1.0, 0.0]
     assert Constant(0.25).advantages(b).tolist() == [0.75, -0.25]
-    assert Oracle({"y": 0.2, "x": 0.9}).predict(b).tolist() == [0.9, 0.2]
+    assert Oracle({"y": 0.2, "x": 0.9}).predict(b).baseline_B.tolist() == [0.9, 0.2]
     with pytest.raises(InputError, match=r"does not know task 'y' \(1 of 2"):
         Oracle({"x": 0.9}).predict(b)
     assert Oracle({"type": 0.5}).config()["means"] == {"type": 0.5}
@@ -99,13 +99,13 @@ def test_leave_one_out_with_a_window_and_decay_by_hand():
     b = batch([0.2, 0.6])
     past, weight = 0.25 * 0 + 0.5 * 1 + 0.5 * 0.5, 0.25 + 0.5 + 0.5
     np.testing.assert_allclose(
-        baseline.predict(b), [(0.6 + past) / (1 + weight), (0.2 + past) / (1 + weight)], atol=1e-15
+        baseline.predict(b).baseline_B, [(0.6 + past) / (1 + weight), (0.2 + past) / (1 + weight)], atol=1e-15
     )
     np.testing.assert_allclose(baseline.weights(b)[0] * (1 + weight), [0, 1, 0.25, 0.5, 0.5], atol=1e-15)
-    np.testing.assert_allclose(baseline.predict(b, History.empty()), [0.6, 0.2], atol=0)
+    np.testing.assert_allclose(baseline.predict(b, History.empty()).baseline_B, [0.6, 0.2], atol=0)
     alone = baseline.predict(batch([0.9]))
-    np.testing.assert_allclose(alone, [past / weight], atol=1e-15)
-    assert not baseline.used_prior_B.any()
+    np.testing.assert_allclose(alone.baseline_B, [past / weight], atol=1e-15)
+    assert not alone.only_prior_B.any()
 
 
 def test_a_kernel_with_a_window_and_decay_by_hand():
@@ -117,7 +117,7 @@ def test_a_kernel_with_a_window_and_decay_by_hand():
     kernel = (e * 0.5 + 0.25 * e * 1.0 + 0.5 * 0.0) / (e + 0.25 * e + 0.5)
     loo = (0.5 + 0.25 * 1.0 + 0.5 * 0.0) / 1.75
     np.testing.assert_allclose(
-        baseline.predict(batch([0.2, 0.5], ["red", "red"]))[0], 0.5 * kernel + 0.5 * loo, atol=1e-15
+        baseline.predict(batch([0.2, 0.5], ["red", "red"])).baseline_B[0], 0.5 * kernel + 0.5 * loo, atol=1e-15
     )
 
 
@@ -143,7 +143,7 @@ def test_shrinkage_by_hand():
         KernelBaseline(Softmax(temperature=0.5), 0.3),
         Shrunk(KernelBaseline(Softmax(temperature=0.5)), 0.3),
     ):
-        np.testing.assert_allclose(baseline.fit(prompts).predict(b), 0.7 * kernel + 0.3 * loo, atol=1e-15)
+        np.testing.assert_allclose(baseline.fit(prompts).predict(b).baseline_B, 0.7 * kernel + 0.3 * loo, atol=1e-15)
 
 
 def test_a_blend_uses_each_parts_own_window():
@@ -152,9 +152,9 @@ def test_a_blend_uses_each_parts_own_window():
     blend.observe(batch([1.0, 1.0]))
     b = batch([0.0, 0.5])
     # With the window: (0.5 + 1 + 1) / 3 and (0 + 1 + 1) / 3; in the batch alone: 0.5 and 0.
-    np.testing.assert_allclose(blend.predict(b), [0.75 * 2.5 / 3 + 0.25 * 0.5, 0.75 * 2 / 3], atol=1e-15)
+    np.testing.assert_allclose(blend.predict(b).baseline_B, [0.75 * 2.5 / 3 + 0.25 * 0.5, 0.75 * 2 / 3], atol=1e-15)
     # A batch of one: only the windowed part sees anything, and gets all the weight.
-    np.testing.assert_allclose(blend.predict(batch([0.0])), [1.0], atol=1e-15)
+    np.testing.assert_allclose(blend.predict(batch([0.0])).baseline_B, [1.0], atol=1e-15)
     assert blend.weights(batch([0.0])).sum() == pytest.approx(1.0)
 
 
@@ -178,16 +178,18 @@ def test_tracker_by_hand():
     tracker.observe(batch([1.0], ["seen often"]))
     tracker.observe(batch([0.0], ["SEEN often "]))  # one task: prompts are compared normalised
     # 1, then 0: weight 0.5 + 1, sum 0.5 * 1 + 0.
-    np.testing.assert_allclose(tracker.predict(ask), [(0.5 + 0.5) / 2.5, 0.5], atol=1e-15)
-    assert not tracker.used_prior_B.any()
+    np.testing.assert_allclose(tracker.predict(ask).baseline_B, [(0.5 + 0.5) / 2.5, 0.5], atol=1e-15)
+    assert not tracker.predict(ask).only_prior_B.any()
 
 
 def test_tracker_without_a_prior_mean_uses_the_running_mean():
     tracker = Tracker(discount=1.0, strength=2.0)
-    assert tracker.predict(batch([1.0])).tolist() == [0.0]
-    assert tracker.used_prior_B.tolist() == [True]
+    assert tracker.predict(batch([1.0])).baseline_B.tolist() == [0.0]
+    assert tracker.predict(batch([1.0])).only_prior_B.tolist() == [True]
     tracker.observe(batch([1.0, 0.0, 0.5, 0.5], ["a", "b", "a", "c"]))
-    np.testing.assert_allclose(tracker.predict(batch([0.0, 0.0], ["a", "z"])), [(2 * 0.5 + 1.5) / 4, 0.5], atol=1e-15)
+    np.testing.assert_allclose(
+        tracker.predict(batch([0.0, 0.0], ["a", "z"])).baseline_B, [(2 * 0.5 + 1.5) / 4, 0.5], atol=1e-15
+    )
 
 
 def test_tracker_counts_a_group_alike_in_any_order():
@@ -197,7 +199,7 @@ def test_tracker_counts_a_group_alike_in_any_order():
         tracker = Tracker(discount=0.5, prior_mean=0.0)
         tracker.observe(batch([1.0], ["t"]))
         tracker.observe(batch(rewards[order], ["t"] * 3))
-        values.append(tracker.predict(batch([0.0], ["t"]))[0])
+        values.append(tracker.predict(batch([0.0], ["t"])).baseline_B[0])
     # Weight 0.5^3 + (1 + 0.5 + 0.25), sum 0.5^3 * 1 + 1.75 * mean.
     assert values == [pytest.approx((0.125 + 1.75 * 0.5) / (1 + 0.125 + 1.75), abs=1e-15)] * 3
     assert len(set(values)) == 1
@@ -211,14 +213,16 @@ def test_tracker_with_history_given_is_the_tracker_that_observed_it():
         tracker.observe(step)
         history = history.append(step)
     ask = batch([0.0] * 3, ["a", "b", "z"])
-    np.testing.assert_allclose(Tracker(discount=0.7).predict(ask, history), tracker.predict(ask), atol=1e-15)
+    np.testing.assert_allclose(
+        Tracker(discount=0.7).predict(ask, history).baseline_B, tracker.predict(ask).baseline_B, atol=1e-15
+    )
 
 
 def test_zero_weight_rows_fall_back_to_what_they_see_window_included():
     baseline = KernelBaseline(Same(), window=2)
     family = {"columns": {"family": ["p", "q"]}}
     baseline.observe(batch([1.0, 0.0], **family))
-    got = baseline.predict(batch([0.5, 0.25], columns={"family": ["alone", "p"]}))
+    got = baseline.predict(batch([0.5, 0.25], columns={"family": ["alone", "p"]})).baseline_B
     np.testing.assert_allclose(got, [(0.25 + 1 + 0) / 3, 1.0], atol=1e-15)
 
 

@@ -163,11 +163,11 @@ def test_shares_come_from_past_steps_only():
     mixture = ExpertMixture(families())
     for batch in stream(10, rng, lambda t, a, b: np.where(a == 1, 0.9, 0.1)):
         before = mixture.shares_M
-        straight = mixture.predict(batch)
+        straight = mixture.predict(batch).baseline_B
         for i in (0, 17):
             r = batch.rewards_B.copy()
             r[i] = 50.0
-            assert mixture.predict(Batch(batch.tasks, r))[i] == straight[i]
+            assert mixture.predict(Batch(batch.tasks, r)).baseline_B[i] == straight[i]
         np.testing.assert_array_equal(before, mixture.shares_M)
         mixture.observe(batch)
     assert (mixture.shares_M != before).any()
@@ -179,7 +179,7 @@ def test_before_anything_was_seen_it_is_loo_and_loo_is_always_there():
     mixture = ExpertMixture([Ridge(), KernelBaseline()]).fit(["aa bb", "cc dd", "aa cc"])
     assert isinstance(mixture.experts[0], LeaveOneOut)
     batch = Batch.of(["aa bb", "cc dd", "aa cc"], rng.random(3))
-    np.testing.assert_allclose(mixture.predict(batch), LeaveOneOut().predict(batch))
+    np.testing.assert_allclose(mixture.predict(batch).baseline_B, LeaveOneOut().predict(batch).baseline_B)
     assert np.isnan(mixture.losses_M).all()
 
 
@@ -193,7 +193,7 @@ def test_a_file_in_mid_stream_goes_on_with_the_same_bits(rule, tmp_path):
     mixture.save(tmp_path / "m.json")
     other = Baseline.load(tmp_path / "m.json")
     for batch in batches[7:]:
-        np.testing.assert_array_equal(mixture.predict(batch), other.predict(batch))
+        np.testing.assert_array_equal(mixture.predict(batch).baseline_B, other.predict(batch).baseline_B)
         mixture.observe(batch)
         other.observe(batch)
 
@@ -208,7 +208,9 @@ def test_offline_it_learns_from_other_tasks_and_keeps_no_rows(tmp_path):
     assert mixture.experts[2].shares_K1[0] > 0.1
     mixture.save(tmp_path / "m.json")
     batch = Batch.of(prompts[128:], r[128:])
-    np.testing.assert_array_equal(mixture.predict(batch), Baseline.load(tmp_path / "m.json").predict(batch))
+    np.testing.assert_array_equal(
+        mixture.predict(batch).baseline_B, Baseline.load(tmp_path / "m.json").predict(batch).baseline_B
+    )
     assert (mixture.advantages(batch) ** 2).mean() < 0.8 * (LeaveOneOut().advantages(batch) ** 2).mean()
 
 

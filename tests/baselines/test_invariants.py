@@ -48,21 +48,23 @@ def made(make, past):
 @given(data=rows, past=st.lists(rows, max_size=2), c=st.floats(-50, 50), k=st.floats(0.01, 20), seed=st.integers(0, 99))
 def test_smoothers(make, data, past, c, k, seed):
     baseline, batch = made(make, past), batch_of(data)
-    w, b = baseline.weights(batch), baseline.predict(batch)
+    w, prediction = baseline.weights(batch), baseline.predict(batch)
+    b, seen = prediction.baseline_B, ~prediction.only_prior_B
     size = 1e-9 * (1 + max(abs(r) for step in [data, *past] for _, r, _ in step))
     n = len(batch)
-    seen = ~baseline.used_prior_B
     assert (np.diagonal(w) == 0).all()
     np.testing.assert_allclose(w.sum(1)[seen], 1.0, atol=1e-9)
     assert (w[~seen] == 0).all()
     assert (b[~seen] == 0).all()
 
     order = np.random.default_rng(seed).permutation(n)
-    np.testing.assert_allclose(baseline.predict(batch_of([data[i] for i in order])), b[order], atol=size)
+    np.testing.assert_allclose(baseline.predict(batch_of([data[i] for i in order])).baseline_B, b[order], atol=size)
 
     def changed(f):
-        return made(make, [[(p, f(r), q) for p, r, q in step] for step in past]).predict(
-            batch_of([(p, f(r), q) for p, r, q in data])
+        return (
+            made(make, [[(p, f(r), q) for p, r, q in step] for step in past])
+            .predict(batch_of([(p, f(r), q) for p, r, q in data]))
+            .baseline_B
         )
 
     np.testing.assert_allclose(changed(lambda r: r + c)[seen], b[seen] + c, atol=size + 1e-8)
@@ -70,7 +72,7 @@ def test_smoothers(make, data, past, c, k, seed):
 
     i = seed % n
     other = batch_of([(p, 77.0 if j == i else r, f) for j, (p, r, f) in enumerate(data)])
-    assert abs(baseline.predict(other)[i] - b[i]) <= size
+    assert abs(baseline.predict(other).baseline_B[i] - b[i]) <= size
 
 
 @pytest.mark.parametrize("make", CONVEX, ids=lambda m: m().label)
@@ -78,7 +80,7 @@ def test_smoothers(make, data, past, c, k, seed):
 @given(data=rows, past=st.lists(rows, max_size=2))
 def test_kernel_means_lie_among_the_rewards_that_they_see(make, data, past):
     baseline, batch = made(make, past), batch_of(data)
-    w, b = baseline.weights(batch), baseline.predict(batch)
+    w, b = baseline.weights(batch), baseline.predict(batch).baseline_B
     assert w.min() >= 0
     visible = np.concatenate([batch.rewards_B, baseline.history.last(baseline.window).rewards_H])
     for i in range(len(batch)):
@@ -102,6 +104,7 @@ def test_two_clusters_of_any_sizes(cluster, temperature, seed):
         KernelBaseline(Softmax(temperature=temperature))
         .fit(["red apple", "blue sea"])
         .predict(Batch.of(prompts, rewards))
+        .baseline_B
     )
     np.testing.assert_allclose(
         got, reference.two_cluster_baseline(np.array(cluster, int), rewards, temperature), atol=1e-9
@@ -112,7 +115,7 @@ def test_two_clusters_of_any_sizes(cluster, temperature, seed):
 @given(lengths=st.lists(st.integers(0, 30), min_size=2, max_size=25), n=st.integers(1, 6), seed=st.integers(0, 999))
 def test_buckets_are_the_references(lengths, n, seed):
     rewards = np.random.default_rng(seed).random(len(lengths))
-    got = KernelBaseline(Buckets(n=n)).predict(Batch.of(["x" * k for k in lengths], rewards))
+    got = KernelBaseline(Buckets(n=n)).predict(Batch.of(["x" * k for k in lengths], rewards)).baseline_B
     np.testing.assert_allclose(
         got, reference.length_bucket_baseline(np.array(lengths) + 1.0, rewards, buckets=n), atol=1e-12
     )

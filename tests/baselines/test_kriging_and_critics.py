@@ -39,7 +39,7 @@ def test_kriging_is_a_refit_without_the_row(window, decay):
     for a in range(window // 5, 0, -1):
         at = np.flatnonzero(ages == a)
         baseline.observe(Batch.of([prompts[i] for i in at], y[at]))
-    got = baseline.predict(Batch.of(prompts[:n], y[:n]))
+    got = baseline.predict(Batch.of(prompts[:n], y[:n])).baseline_B
 
     x = Tfidf().fit(prompts).transform(prompts).to_dense()
     length = np.log1p([len(p) for p in prompts])
@@ -51,10 +51,10 @@ def test_kriging_is_a_refit_without_the_row(window, decay):
 def test_kriging_is_the_leave_one_out_mean_when_the_features_carry_nothing():
     rng = np.random.default_rng(1)
     batch = Batch.of(prompts_of(rng, 9), rng.random(9))
-    want = LeaveOneOut().predict(batch)
+    want = LeaveOneOut().predict(batch).baseline_B
     for baseline in (Kriging([Cosine(), Rbf()], [0.0, 0.0], nugget=0.7), Kriging([Cosine()], [1.0]), Kriging()):
         data = batch if baseline.variances == [0.0, 0.0] else Batch.of(["one prompt for all"] * 9, batch.rewards_B)
-        np.testing.assert_allclose(baseline.fit(data.tasks).predict(data), want, atol=1e-12)
+        np.testing.assert_allclose(baseline.fit(data.tasks).predict(data).baseline_B, want, atol=1e-12)
 
 
 def test_kriging_weights_may_be_negative_but_sum_to_one():
@@ -106,7 +106,7 @@ def test_kriging_beyond_its_exact_size_uses_the_newest_rows(monkeypatch):
     many, few = Kriging(window=26).fit(prompts), Kriging(window=8).fit(prompts)
     for baseline in (many, few):
         baseline.observe(Batch.of(prompts[4:], y[4:]))
-    np.testing.assert_allclose(many.predict(batch), few.predict(batch), atol=1e-13)
+    np.testing.assert_allclose(many.predict(batch).baseline_B, few.predict(batch).baseline_B, atol=1e-13)
     assert (many.weights(batch)[:, 4:-8] == 0).all()
 
 
@@ -132,7 +132,7 @@ def test_ridge_is_scikit_learns(penalty, decay):
         at = slice(6 * step, 6 * step + 6)
         baseline.observe(Batch.of(prompts[at], y[at], columns={"level": level[at]}))
         ages += [5 - step] * 6
-    got = baseline.predict(Batch.of(prompts[30:], y[30:], columns={"level": level[30:]}))
+    got = baseline.predict(Batch.of(prompts[30:], y[30:], columns={"level": level[30:]})).baseline_B
 
     tasks = Tasks(prompts, columns={"level": level})
     x = np.hstack([m.to_dense() if hasattr(m, "to_dense") else m for m in (f.transform(tasks) for f in features)])
@@ -145,9 +145,11 @@ def test_ridge_without_history_is_the_leave_one_out_mean_and_with_it_ignores_the
     prompts = prompts_of(rng, 20)
     baseline = Ridge().fit(prompts)
     batch = Batch.of(prompts[:5], rng.random(5))
-    np.testing.assert_allclose(baseline.predict(batch), LeaveOneOut().predict(batch), atol=1e-15)
+    np.testing.assert_allclose(baseline.predict(batch).baseline_B, LeaveOneOut().predict(batch).baseline_B, atol=1e-15)
     baseline.observe(Batch.of(prompts[5:], rng.random(15)))
-    assert np.array_equal(baseline.predict(batch), baseline.predict(Batch.of(prompts[:5], rng.random(5))))
+    assert np.array_equal(
+        baseline.predict(batch).baseline_B, baseline.predict(Batch.of(prompts[:5], rng.random(5))).baseline_B
+    )
 
 
 def stream(rng, steps, n=16):
@@ -169,13 +171,13 @@ def test_boosted_trees_come_back_bit_equal_at_every_step_of_the_window(tmp_path)
         baseline.observe(batch)
         baseline.save(tmp_path / "trees.json")
         loaded = Baseline.load(tmp_path / "trees.json")
-        assert np.array_equal(loaded.predict(ask), baseline.predict(ask)), step
+        assert np.array_equal(loaded.predict(ask).baseline_B, baseline.predict(ask).baseline_B), step
         again = BoostedTrees(iterations=8, window=70, min_rows=40, refit_every=3)
         again.load_state_dict(json.loads(json.dumps(baseline.state_dict())))
         for later in batches[:4]:
             loaded.observe(later)
             again.observe(later)
-        assert np.array_equal(loaded.predict(ask), again.predict(ask)), step
+        assert np.array_equal(loaded.predict(ask).baseline_B, again.predict(ask).baseline_B), step
 
 
 def test_critics_learn_what_the_stream_teaches():
@@ -187,7 +189,7 @@ def test_critics_learn_what_the_stream_teaches():
         baseline.fit(prompts)
         for batch in batches:
             baseline.observe(batch)
-        easy, hard = baseline.predict(ask)
+        easy, hard = baseline.predict(ask).baseline_B
         assert easy > hard + 0.3, baseline.label
 
 
@@ -196,7 +198,7 @@ def test_boosted_trees_ignore_directions_that_are_rounding():
     baseline = BoostedTrees([Tfidf()], iterations=10, min_rows=10).fit(["one prompt for all"])
     rng = np.random.default_rng(2)
     baseline.observe(Batch.of(["one prompt for all"] * 60, rng.random(60)))
-    b = baseline.predict(Batch.of(["one prompt for all"] * 5, [0.0] * 5))
+    b = baseline.predict(Batch.of(["one prompt for all"] * 5, [0.0] * 5)).baseline_B
     np.testing.assert_allclose(b, np.full(5, baseline.history.rewards_H.mean()), atol=1e-6)
 
     prompts = ["aa bb cc", "bb cc dd dd", "cc dd ee ff", "aa ff"]  # four directions for sixteen components
@@ -204,7 +206,7 @@ def test_boosted_trees_ignore_directions_that_are_rounding():
     at = rng.integers(0, 4, 200)
     baseline.observe(Batch.of([prompts[i] for i in at], rng.random(200)))
     assert all(projection[1].shape[1] == 4 for projection in baseline._fitted[1])
-    b = baseline.predict(Batch.of([prompts[i] for i in at], rng.random(200)))
+    b = baseline.predict(Batch.of([prompts[i] for i in at], rng.random(200))).baseline_B
     assert all(np.ptp(b[at == i]) == 0 for i in range(4))
 
 
@@ -216,7 +218,8 @@ def test_history_given_as_an_argument_trains_for_that_call_only():
         history = history.append(b)
     baseline = BoostedTrees(iterations=5, min_rows=20).fit([p for b in batches for p in b.tasks.prompts])
     ask = batches[0]
-    with_history = baseline.predict(ask, history)
+    with_history = baseline.predict(ask, history).baseline_B
     assert np.ptp(with_history) > 0
-    assert baseline.predict(ask).tolist() == [0.0] * len(ask)
-    assert baseline.used_prior_B.all()
+    untrained = baseline.predict(ask)
+    assert untrained.baseline_B.tolist() == [0.0] * len(ask)
+    assert untrained.only_prior_B.all()

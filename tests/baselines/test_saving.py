@@ -5,7 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from rollonce.baselines import Baseline, Batch, Kriging, LeaveOneOut, Tracker, copy_without_history, published_tfidf
+from rollonce.baselines import (
+    Baseline,
+    Batch,
+    Kriging,
+    LeaveOneOut,
+    Prediction,
+    Tracker,
+    copy_without_history,
+    published_tfidf,
+)
 from rollonce.errors import InputError
 from rollonce.testing.samples import ODD_PROMPTS
 
@@ -117,23 +126,25 @@ def test_odd_prompts_in_the_history_come_back(tmp_path, make):
     baseline.observe(Batch.of(ODD_PROMPTS, np.linspace(0, 1, len(ODD_PROMPTS))))
     baseline.save(tmp_path / "odd.json")
     ask = Batch.of([*ODD_PROMPTS, *PROMPTS], np.linspace(0, 1, len(ODD_PROMPTS) + 4))
-    assert np.array_equal(Baseline.load(tmp_path / "odd.json").predict(ask), baseline.predict(ask))
+    assert np.array_equal(
+        Baseline.load(tmp_path / "odd.json").predict(ask).baseline_B, baseline.predict(ask).baseline_B
+    )
 
 
 def test_copy_without_history_keeps_the_fit_and_forgets_the_rest():
     ask = Batch.of(PROMPTS, [1.0, 0.0, 0.5, 0.25])
     for baseline in (published_tfidf(window=9).fit(PROMPTS), Tracker(), LeaveOneOut(window=4)):
-        want = baseline.predict(ask)
+        want = baseline.predict(ask).baseline_B
         baseline.observe(ask)
         fresh = copy_without_history(baseline)
-        assert np.array_equal(fresh.predict(ask), want)
+        assert np.array_equal(fresh.predict(ask).baseline_B, want)
         assert len(fresh.history) == 0
 
 
 def test_copy_without_history_keeps_a_subclass_that_has_no_type_of_its_own():
     class Doubled(LeaveOneOut):
         def predict(self, batch, history=None):
-            return 2 * super().predict(batch, history)
+            return Prediction.of(batch, 2 * super().predict(batch, history).baseline_B)
 
     baseline = Doubled(window=5)
     baseline.observe(Batch.of(PROMPTS, [1.0] * 4))

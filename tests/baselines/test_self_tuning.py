@@ -99,7 +99,7 @@ def test_leave_one_out_mean_where_there_is_nothing_to_learn():
     few = small().fit(prompts).fit_rewards(prompts[16:40], rng.random(24))
     same = SelfTuning().fit(["one prompt"] * 40).fit_rewards(["one prompt"] * 40, rng.random(40))
     for b in (young, constant, few, same):
-        np.testing.assert_allclose(b.predict(batch), loo(batch.rewards_B), atol=1e-9)
+        np.testing.assert_allclose(b.predict(batch).baseline_B, loo(batch.rewards_B), atol=1e-9)
         assert b.shares_K1[-1] == 1.0
 
 
@@ -112,7 +112,7 @@ def test_useless_features_cost_next_to_nothing_and_useful_ones_are_found():
             r = (rng.random(200) < p).astype(float)
             b = small().fit(prompts).fit_rewards(prompts[:120], r[:120])
             for at in (slice(120, 152), slice(152, 184)):
-                mse.append(((b.predict(Batch.of(prompts[at], r[at])) - p[at]) ** 2).mean())
+                mse.append(((b.predict(Batch.of(prompts[at], r[at])).baseline_B - p[at]) ** 2).mean())
                 mse_loo.append(((loo(r[at]) - p[at]) ** 2).mean())
         ratio = (0.09 + np.mean(mse_loo)) / (0.09 + np.mean(mse))
         assert ratio > 1.8 if useful else ratio > 0.97
@@ -134,7 +134,7 @@ def test_online_it_learns_from_past_steps_only():
         b.observe(batch)
     assert b.shares_K1[-1] < 0.7
     given = History.empty()
-    assert b.predict(batch, given) == pytest.approx(loo(batch.rewards_B))
+    assert b.predict(batch, given).baseline_B == pytest.approx(loo(batch.rewards_B))
 
 
 def test_bernoulli_noise_reads_past_rewards_and_never_the_batchs():
@@ -162,7 +162,7 @@ def test_the_file_holds_a_vocabulary_once(tmp_path):
     assert sum("terms" in s for s in pool.values()) == 3
     batch = Batch.of(prompts[:20], np.arange(20) % 3)
     again = Baseline.load(tmp_path / "b.json")
-    np.testing.assert_array_equal(b.predict(batch), again.predict(batch))
+    np.testing.assert_array_equal(b.predict(batch).baseline_B, again.predict(batch).baseline_B)
 
 
 def test_it_fits_where_nothing_but_numpy_can_be_imported():

@@ -123,7 +123,7 @@ class FakeEngine:
             tasks = [train[int(i)] for i in order for _ in range(arm.group_size)]
             rewards = [self.reward(t, arm.name, step, k) for k, t in enumerate(tasks)]
             batch = Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks])
-            b = baseline.predict(batch)
+            b = baseline.predict(batch).baseline_B
             row = StepLog(
                 step,
                 [t.id for t in tasks],

@@ -76,11 +76,11 @@ def test_embedding_compares_the_hash_of_its_weights(monkeypatch, tmp_path):
     prompts = ["banana", "plum", "kiwi"]
     baseline = KernelBaseline(Softmax(Embedding())).fit(prompts)
     batch = Batch.of(prompts, [1.0, 0.0, 0.5])
-    want = baseline.predict(batch)
+    want = baseline.predict(batch).baseline_B
     assert Embedding().transform(prompts).dtype == np.float64
     baseline.save(tmp_path / "b.json")
     loaded = KernelBaseline.load(tmp_path / "b.json")
-    assert np.array_equal(loaded.predict(Batch.of(prompts, [1.0, 0.0, 0.5])), want)
+    assert np.array_equal(loaded.predict(Batch.of(prompts, [1.0, 0.0, 0.5])).baseline_B, want)
     monkeypatch.setattr(embedding_module, "_encoder", lambda model: (FakeEncoder(), "hash-two"))
     with pytest.raises(InputError, match="hash-two, but this baseline was fitted with hash-one"):
         loaded.predict(Batch.of(prompts, [1.0, 0.0, 0.5]))

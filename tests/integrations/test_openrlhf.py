@@ -205,7 +205,7 @@ def advantages(result):
 
 def pure(baseline, step):
     batch = Batch.of([s[0] for s in step], [s[1] for s in step])
-    return batch.rewards_B - baseline.predict(batch), batch
+    return batch.rewards_B - baseline.predict(batch).baseline_B, batch
 
 
 def test_three_steps_are_those_of_the_pure_function_in_any_order(openrlhf):

@@ -90,7 +90,7 @@ def test_ids_and_masks_as_tensors_are_their_values(of):
     assert rows.batch.rewards_B.tolist() == [1.0, 0.0]
     assert rows.batch.tasks.task_ids.tolist() == ["3", "3"]
     assert rows.batch.tasks.column("level").tolist() == [1, 2]
-    assert LeaveOneOut().predict(rows.batch, None).tolist() == [0.0, 1.0]
+    assert LeaveOneOut().predict(rows.batch, None).baseline_B.tolist() == [0.0, 1.0]
 
 
 def test_masks_and_ids_of_two_dimensions():

@@ -242,7 +242,7 @@ def advantages(skyrl, trainer, rows, pads=0):
 
 def pure(baseline, rows):
     batch = Batch.of([r.prompt for r in rows], [r.reward for r in rows])
-    return batch.rewards_B - baseline.predict(batch), batch
+    return batch.rewards_B - baseline.predict(batch).baseline_B, batch
 
 
 def test_three_steps_are_those_of_the_pure_function_with_or_without_padding(skyrl):
@@ -489,4 +489,4 @@ def test_leave_one_out_of_the_whole_step():
     rewards = np.random.default_rng(6).random(9).astype(np.float32)
     batch = Batch.of(["p"] * 9, rewards.astype(np.float64))
     got, _ = ours.batch_loo(torch.tensor(rewards)[:, None], torch.ones(9, 1), [str(i) for i in range(9)])
-    np.testing.assert_allclose(got[:, 0].numpy(), batch.rewards_B - LeaveOneOut().predict(batch), atol=1e-6)
+    np.testing.assert_allclose(got[:, 0].numpy(), batch.rewards_B - LeaveOneOut().predict(batch).baseline_B, atol=1e-6)

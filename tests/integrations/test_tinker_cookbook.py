@@ -113,7 +113,7 @@ def test_the_log_holds_what_was_sent_and_beside_it_the_plain_mean(tmp_path: Path
     assert record["prompts"] == QUESTIONS  # without example, role names and the suffix that all have in common
     np.testing.assert_allclose(record["rewards"], r)
     np.testing.assert_allclose(record["loo_means"], (r.sum() - r) / 4)
-    np.testing.assert_allclose(record["baselines"], baseline.predict(Batch.of(QUESTIONS, r)))
+    np.testing.assert_allclose(record["baselines"], baseline.predict(Batch.of(QUESTIONS, r)).baseline_B)
     np.testing.assert_allclose(np.array(record["rewards"]) - record["baselines"], record["advantages"])
     np.testing.assert_allclose(sent(0), record["advantages"], rtol=1e-6)
     assert record["self_weight_max"] == 0.0
@@ -315,7 +315,7 @@ def test_a_tuned_file_starts_without_its_old_history(tmp_path: Path) -> None:
     r = rewards_of(standin.STEPS[0])
     with cookbook_baseline(tmp_path / "baseline.json"):
         run(tmp_path / "a")
-    fresh = r - published_length_buckets().predict(Batch.of(QUESTIONS, r))
+    fresh = r - published_length_buckets().predict(Batch.of(QUESTIONS, r)).baseline_B
     np.testing.assert_allclose(sent(0), fresh, rtol=1e-6)
     assert len(old.history) == 5
 

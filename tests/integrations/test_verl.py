@@ -249,7 +249,7 @@ def pure(baseline, rows):
         [render_messages([{"role": "user", "content": r.prompt}]) for r in rows],
         [float(r.rewards.double().sum()) for r in rows],
     )
-    return batch.rewards_B - baseline.predict(batch), batch
+    return batch.rewards_B - baseline.predict(batch).baseline_B, batch
 
 
 def fresh(tmp_path):
@@ -618,7 +618,7 @@ def test_steps_of_the_real_trainer_have_the_gradient_of_the_pure_function_and_le
         metrics = {}
         trainer._step_once(metrics, {}, sample_batch_size=6)
         step = Batch.of([PROMPTS[k] for k in sampler.at], sampler.rewards)
-        expected_A = step.rewards_B - plain.predict(step)
+        expected_A = step.rewards_B - plain.predict(step).baseline_B
         plain.observe(step)
         gradient = torch.zeros(10, VOCABULARY)
         for k, response, a in zip(sampler.at, sampler.responses, expected_A, strict=True):
@@ -666,7 +666,7 @@ def test_batch_loo_is_the_leave_one_out_baseline_of_any_dtype():
     rng = np.random.default_rng(10)
     rewards = rng.random(12)
     batch = Batch.of(["p"] * 12, rewards.astype(np.float32).astype(np.float64))
-    expected = batch.rewards_B - LeaveOneOut().predict(batch)
+    expected = batch.rewards_B - LeaveOneOut().predict(batch).baseline_B
     for dtype, atol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         got, _ = ours.batch_loo(
             torch.tensor(rewards.astype(np.float32), dtype=dtype)[:, None], torch.ones(12, 1), list("abcdefghijkl")

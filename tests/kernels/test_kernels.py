@@ -21,7 +21,7 @@ def batch(prompts, rewards, **columns):
 
 def b_of(kernel, prompts, rewards, **columns):
     data = batch(prompts, rewards, **columns)
-    return KernelBaseline(kernel).fit(data.tasks).predict(data)
+    return KernelBaseline(kernel).fit(data.tasks).predict(data).baseline_B
 
 
 def lengths(*n):
@@ -136,7 +136,7 @@ def test_length_buckets_count_the_window_for_edges_and_means():
     kernel = KernelBaseline(Buckets(n=2), window=4)
     kernel.observe(batch(lengths(1, 2, 30, 40), [1.0, 0.0, 0.5, 0.25]))
     # Visible: 5, 50 | 1, 2, 30, 40; the median lies between 5 and 30.
-    np.testing.assert_allclose(kernel.predict(batch(lengths(5, 50), [0.9, 0.1])), [0.5, 0.375], atol=1e-15)
+    np.testing.assert_allclose(kernel.predict(batch(lengths(5, 50), [0.9, 0.1])).baseline_B, [0.5, 0.375], atol=1e-15)
 
 
 def test_buckets_need_one_number_a_task():

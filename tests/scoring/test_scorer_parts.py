@@ -9,7 +9,17 @@ import pytest
 import scipy.stats
 
 from rollonce import datasets
-from rollonce.baselines import Baseline, Batch, FlashReinforce, Kriging, LeaveOneOut, NoBaseline, Ridge, published_tfidf
+from rollonce.baselines import (
+    Baseline,
+    Batch,
+    FlashReinforce,
+    Kriging,
+    LeaveOneOut,
+    NoBaseline,
+    Prediction,
+    Ridge,
+    published_tfidf,
+)
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, Watcher, score_rollouts
 from rollonce.scoring.closed_form import smoother_errors
@@ -84,7 +94,7 @@ class SameTaskInHistory(Baseline):
     def predict(self, batch, history=None):
         assert history is not None
         known = {p.casefold(): r for p, r in zip(history.tasks.prompts, history.rewards_H, strict=True)}
-        return np.array([known.get(p.casefold(), 0.0) for p in batch.tasks.prompts])
+        return Prediction.of(batch, np.array([known.get(p.casefold(), 0.0) for p in batch.tasks.prompts]))
 
 
 def test_the_recipe_hands_no_row_its_own_prompt_from_the_window():

@@ -133,7 +133,7 @@ def test_every_answer_makes_a_working_baseline():
     space = Space.of(table, window=16)
     batch = Batch(table.tasks.take(np.arange(12)), np.linspace(0, 1, 12))
     for _ in range(60):
-        assert np.isfinite(space.build(Answers(rng), bank).predict(batch)).all()
+        assert np.isfinite(space.build(Answers(rng), bank).predict(batch).baseline_B).all()
 
 
 @pytest.mark.parametrize("text", ["", "x", "-3", "0", "1.5", "3d"])
@@ -154,7 +154,7 @@ def test_saved_baseline_is_small_and_loads_without_the_tuning_libraries(found, t
     code = (
         "import sys\nfor m in ('optuna', 'sklearn', 'scipy', 'numba', 'cmaes'): sys.modules[m] = None\nfrom "
         f"rollonce.baselines import Baseline, Batch\nb = Baseline.load({str(path)!r})\nprint(b.provenance['tuned_on'], "
-        "b.predict(Batch.of(['chess chess one', 'chess chess two', 'logic logic'], [1.0, 0.0, 1.0])).shape)"
+        "b.predict(Batch.of(['chess chess one', 'chess chess two', 'logic logic'], [1.0, 0.0, 1.0])).baseline_B.shape)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["planted", "(3,)"]

@@ -1,6 +1,6 @@
 """Baselines: (batch, history) -> b. One idea a file; base.py states the contract."""
 
-from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Tags, copy_without_history
+from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Prediction, Tags, copy_without_history
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import (
@@ -33,6 +33,7 @@ __all__ = [
     "LinearSmoother",
     "NoBaseline",
     "Oracle",
+    "Prediction",
     "ReinforcePlusPlus",
     "Ridge",
     "Rloo",

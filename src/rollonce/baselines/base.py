@@ -5,7 +5,7 @@ rewards of *other* rollouts; the advantage is ``A_i = r_i - b_i``. The life of o
 
     baseline.fit(prompts)                    # vocabulary, IDF, scales: once, before training
     for batch in steps:
-        b_B = baseline.predict(batch)        # float64; never reads batch.rewards[i] for b_i
+        prediction = baseline.predict(batch) # baseline_B and advantages_B; b_i never reads batch.rewards_B[i]
         baseline.observe(batch)              # joins the history, after the step
 
 `LinearSmoother` adds `weights`, whose rows sum to 1. `rollonce.testing.check_baseline` holds every baseline to this.
@@ -21,7 +21,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -138,6 +138,28 @@ class History:
         return cls(tasks, rewards, ages)
 
 
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a baseline says about one batch.
+
+    Attributes:
+        baseline_B: ``b`` of each rollout, float64 (B,).
+        only_prior_B: True where the row had nothing to go by, so that its b is nothing but the declared prior (B,).
+        advantages_B: What a policy is trained with, float64 (B,): ``r - b``, times the baseline's own scaling where it
+            has one (REINFORCE++, GRPO divided by the deviation).
+    """
+
+    baseline_B: FloatArray
+    only_prior_B: BoolArray
+    advantages_B: FloatArray
+
+    @classmethod
+    def of(cls, batch: Batch, baseline_B: FloatArray, only_prior_B: BoolArray | None = None) -> Prediction:
+        """With ``r - b`` as advantages; without ``only_prior_B`` every row had something to go by."""
+        none_B = np.zeros(len(batch), dtype=bool)
+        return cls(baseline_B, none_B if only_prior_B is None else only_prior_B, batch.rewards_B - baseline_B)
+
+
 @dataclass(frozen=True)
 class Tags:
     """What a baseline promises; `check_baseline` tests each.
@@ -176,7 +198,6 @@ class Baseline(Component):
 
     _history: History | None = None
     provenance: dict[str, Any] | None = None
-    used_prior_B: BoolArray | None = None
 
     @property
     def tags(self) -> Tags:
@@ -207,19 +228,20 @@ class Baseline(Component):
         return self
 
     @abstractmethod
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """The baseline of each rollout (B,) float64.
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
+        """The baseline and the advantage of each rollout; one call per step gives all.
 
         Args:
             batch: The step's rollouts.
             history: Rows of earlier steps; None uses those that `observe` was given.
 
-        A row that has nothing to go by gets ``prior`` and is flagged in ``used_prior_B``.
+        A row that has nothing to go by gets ``prior`` and is marked in ``only_prior_B``.
         """
 
+    @final
     def advantages(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """``r - b`` (B,), with the baseline's own scaling where it has one (REINFORCE++, GRPO with std)."""
-        return batch.rewards_B - self.predict(batch, history)
+        """The advantages (B,) of `predict`, for those who want nothing else. Scaling belongs into `predict`."""
+        return self.predict(batch, history).advantages_B
 
     def observe(self, batch: Batch) -> None:
         """Let the step's rollouts join the history. Call it after `predict`."""
@@ -369,13 +391,13 @@ class LinearSmoother(Baseline):
             feature.transform(window.tasks)
         return Tasks.concat(batch.tasks, window.tasks)
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); the declared prior where a row sees nothing."""
         window = self._window_of(history)
         w = self._weights(batch, window)
         nothing_B: BoolArray = ~np.asarray(w.any(axis=1))
-        self.used_prior_B = nothing_B
-        return np.where(nothing_B, self.prior, w @ np.concatenate([batch.rewards_B, window.rewards_H]))
+        b_B = np.where(nothing_B, self.prior, w @ np.concatenate([batch.rewards_B, window.rewards_H]))
+        return Prediction.of(batch, b_B, nothing_B)
 
 
 def _as_json(document: dict[str, Any]) -> bytes:
@@ -413,4 +435,4 @@ def _drop_history(state: dict[str, Any]) -> None:
         _drop_history(child)
 
 
-__all__ = ["Baseline", "Batch", "History", "LinearSmoother", "Tags", "copy_without_history"]
+__all__ = ["Baseline", "Batch", "History", "LinearSmoother", "Prediction", "Tags", "copy_without_history"]

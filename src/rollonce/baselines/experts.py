@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Tags, copy_without_history
+from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags, copy_without_history
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
 from rollonce.baselines.regressor import Ridge
 from rollonce.baselines.self_tuning import SelfTuning
@@ -147,23 +147,19 @@ class ExpertMixture(Baseline):
             np.zeros((len(self.experts), len(batch)), dtype=bool),
         )
         for m, e in enumerate(self.experts):
-            b_MB[m] = e.predict(batch)
-            if e.used_prior_B is not None:
-                prior_MB[m] = e.used_prior_B
+            prediction = e.predict(batch)
+            b_MB[m], prior_MB[m] = prediction.baseline_B, prediction.only_prior_B
         return b_MB, prior_MB
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mixture's b (B,). An expert that has nothing to go by for a row leaves its share to the others."""
         if history is not None:
-            clone = self._as_after(history)
-            b = clone.predict(batch)
-            self.used_prior_B = clone.used_prior_B
-            return b
+            return self._as_after(history).predict(batch)
         b_MB, prior_MB = self._each(batch)
         a_MB = np.where(prior_MB, 0.0, np.maximum(self.shares_M, 1e-12)[:, None])
         total_B = a_MB.sum(axis=0)
-        self.used_prior_B = np.asarray(total_B <= 0)
-        return np.divide((a_MB * b_MB).sum(axis=0), total_B, out=np.full(len(batch), self.prior), where=total_B > 0)
+        b_B = np.divide((a_MB * b_MB).sum(axis=0), total_B, out=np.full(len(batch), self.prior), where=total_B > 0)
+        return Prediction.of(batch, b_B, np.asarray(total_B <= 0))
 
     def observe(self, batch: Batch) -> None:
         """Score every expert on the step as it stood before it, then let each observe it."""

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Tags
+from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
 from rollonce.baselines.plain import scale_by_std
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.rollouts import FloatArray, IntArray
+from rollonce.rollouts import IntArray
 
 
 def group_codes(batch: Batch, name: str) -> IntArray:
@@ -63,24 +63,19 @@ class Grpo(Baseline):
         """GRPO."""
         return "GRPO" if self.scale == "none" else "GRPO (std)"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """The group's mean (B,)."""
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
+        """The group's mean (B,); advantages ``r - mean``, over the group's deviation where ``scale="group"``."""
         codes = group_codes(batch, "grpo")
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
         out = np.empty(len(batch))
         for c in np.unique(codes):
             r = batch.rewards_B[codes == c]
             out[codes == c] = r[0] + (r - r[0]).mean()
-        return out
-
-    def advantages(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """``r - mean``, over the group's deviation where ``scale="group"`` (B,)."""
-        out = super().advantages(batch, history)
+        prediction = Prediction.of(batch, out)
         if self.scale == "group":
-            codes = group_codes(batch, "grpo")
+            a = prediction.advantages_B
             for c in np.unique(codes):
-                out[codes == c] = scale_by_std(out[codes == c], batch.rewards_B[codes == c])
-        return out
+                a[codes == c] = scale_by_std(a[codes == c], batch.rewards_B[codes == c])
+        return prediction
 
     def twin(self) -> Baseline:
         """RLOO: ``G / (G - 1)`` times the centred GRPO advantage."""
@@ -109,12 +104,11 @@ class Rloo(Baseline):
         """RLOO."""
         return "RLOO"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mean of the group's others (B,)."""
         codes = group_codes(batch, "rloo")
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
         out = np.empty(len(batch))
         for c in np.unique(codes):
             r = batch.rewards_B[codes == c] - batch.rewards_B[codes == c][0]
             out[codes == c] = batch.rewards_B[codes == c][0] + (r.sum() - r) / (len(r) - 1)
-        return out
+        return Prediction.of(batch, out)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Batch, History, LinearSmoother
+from rollonce.baselines.base import Batch, History, LinearSmoother, Prediction
 from rollonce.baselines.large import LARGE, large_predict
 from rollonce.component import register
 from rollonce.errors import InputError
@@ -35,7 +35,7 @@ class KernelBaseline(LinearSmoother):
     >>> from rollonce.baselines import Batch, KernelBaseline
     >>> prompts = ["add two and two", "add two and five", "prove the lemma", "prove the claim"]
     >>> baseline = KernelBaseline().fit(prompts)
-    >>> baseline.predict(Batch.of(prompts, [1.0, 1.0, 0.0, 0.0])).round(2).tolist()
+    >>> baseline.predict(Batch.of(prompts, [1.0, 1.0, 0.0, 0.0])).baseline_B.round(2).tolist()
     [1.0, 1.0, 0.01, 0.01]
     """
 
@@ -61,7 +61,7 @@ class KernelBaseline(LinearSmoother):
             parts.append(f"decay {self.decay:.3g}")
         return ", ".join(parts)
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); for very large batches and windows block by block in float32 (see
         `rollonce.baselines.large`)."""
         window = self._window_of(history)
@@ -71,8 +71,7 @@ class KernelBaseline(LinearSmoother):
         rewards = np.concatenate([batch.rewards_B, window.rewards_H])
         recency = self.decay ** np.concatenate([np.zeros(len(batch)), window.ages_H]).astype(np.float64)
         b, saw = large_predict(self.kernel, self.shrinkage, tasks, len(batch), rewards, recency)
-        self.used_prior_B = ~saw
-        return np.where(saw, b, self.prior)
+        return Prediction.of(batch, np.where(saw, b, self.prior), ~saw)
 
     def weight_blocks(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
@@ -130,7 +129,7 @@ class LeaveOneOut(LinearSmoother):
         """LOO mean."""
         return f"LOO mean, window {self.window}" if self.window else "LOO mean"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mean of the others (B,), without a table of weights where that would be large."""
         window = self._window_of(history)
         if len(batch) * (len(batch) + len(window)) <= LARGE:

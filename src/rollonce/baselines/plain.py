@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Tags
+from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
 from rollonce.baselines.kernel import LeaveOneOut
 from rollonce.component import register
 from rollonce.errors import InputError
@@ -32,10 +32,9 @@ class NoBaseline(Baseline):
         """No baseline."""
         return "no baseline"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """Zeros (B,)."""
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
-        return np.zeros(len(batch))
+        return Prediction.of(batch, np.zeros(len(batch)))
 
 
 @register
@@ -60,10 +59,9 @@ class Constant(Baseline):
         """The value."""
         return f"constant {self.value:g}"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The constant (B,)."""
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
-        return np.full(len(batch), float(self.value))
+        return Prediction.of(batch, np.full(len(batch), float(self.value)))
 
 
 @register
@@ -88,13 +86,12 @@ class FlashReinforce(Baseline):
         """Its name in the literature."""
         return "FlashREINFORCE batch mean"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mean reward of the batch (B,); the prior for a batch of one, which has no other rollout to go by."""
-        self.used_prior_B = np.full(len(batch), len(batch) == 1)
         if len(batch) <= 1:
-            return np.full(len(batch), self.prior)
+            return Prediction.of(batch, np.full(len(batch), self.prior), np.ones(len(batch), dtype=bool))
         centre = batch.rewards_B[0]
-        return np.full(len(batch), centre + (batch.rewards_B - centre).mean())
+        return Prediction.of(batch, np.full(len(batch), centre + (batch.rewards_B - centre).mean()))
 
     def twin(self) -> Baseline:
         """The LOO mean."""
@@ -125,10 +122,11 @@ class ReinforcePlusPlus(FlashReinforce):
         """Its name in the literature."""
         return "REINFORCE++ (whitened)"
 
-    def advantages(self, batch: Batch, history: History | None = None) -> FloatArray:
-        """``(r - mean) / std`` (B,); zeros where the deviation is below 1e-8 of the rewards' size."""
-        centred = super().advantages(batch, history)
-        return scale_by_std(centred, batch.rewards_B)
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
+        """The batch mean; advantages ``(r - mean) / std``, zeros where the deviation is below 1e-8 of the rewards'
+        size."""
+        centred = super().predict(batch, history)
+        return replace(centred, advantages_B=scale_by_std(centred.advantages_B, batch.rewards_B))
 
     def twin_factor(self, batch: Batch) -> float:
         """``(B - 1) / (B * std_B)``."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Tags
+from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Prediction, Tags
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf
@@ -184,15 +184,15 @@ class BoostedTrees(Baseline):
             model.fit(np.hstack(blocks), history.rewards_H)
         return model, projections
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,). With ``history`` given, trees are fitted on it for this call."""
         rows = self.history if history is None else history.last(self.window)
         fitted = self._fitted if history is None else self._train(rows)
-        self.used_prior_B = np.full(len(batch), len(rows) == 0)
         if fitted is None:
-            return np.full(len(batch), rows.rewards_H.mean() if len(rows) else self.prior)
+            mean = rows.rewards_H.mean() if len(rows) else self.prior
+            return Prediction.of(batch, np.full(len(batch), mean), np.full(len(batch), len(rows) == 0))
         if len(batch) == 0:
-            return np.zeros(0)
+            return Prediction.of(batch, np.zeros(0))
         model, projections = fitted
         blocks = []
         for feature, projection in zip(self.features, projections, strict=True):
@@ -202,7 +202,7 @@ class BoostedTrees(Baseline):
                 matrix = matrix.dot_transposed(projection[0]) @ projection[1]
             blocks.append(matrix)
         with _one_thread():
-            return np.asarray(model.predict(np.hstack(blocks)), dtype=np.float64)
+            return Prediction.of(batch, np.asarray(model.predict(np.hstack(blocks)), dtype=np.float64))
 
     def observe(self, batch: Batch) -> None:
         """Keep the rows, and refit every ``refit_every`` steps.

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from rollonce.baselines.base import Batch, History, LinearSmoother, Tags
+from rollonce.baselines.base import Batch, History, LinearSmoother, Prediction, Tags
 from rollonce.baselines.evidence import JITTER, fit_shares
 from rollonce.baselines.kriging import EXACT_UP_TO, residual_precision
 from rollonce.baselines.sharing import fit_once, leave_out_rows, pool, shared_blocks, unpool
@@ -106,7 +106,7 @@ class SelfTuning(LinearSmoother):
 
     >>> prompts = [f"count to {n}" for n in range(8)] + [f"prove lemma {n}" for n in range(8)]
     >>> baseline = SelfTuning(min_rows=8).fit(prompts).fit_rewards(prompts, [1.0] * 7 + [0.0] * 9)
-    >>> b = baseline.predict(Batch.of(prompts, [1.0] * 8 + [0.0] * 8))
+    >>> b = baseline.predict(Batch.of(prompts, [1.0] * 8 + [0.0] * 8)).baseline_B
     >>> bool(b[:8].min() > 0.5 > b[8:].max())
     True
     """
@@ -277,16 +277,14 @@ class SelfTuning(LinearSmoother):
             else self._as_after(history)._weights(batch, history.last(self.window))
         )
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); the declared prior where a row sees nothing. With a history given, shares are fitted on it for
         this call."""
         if history is None:
             return super().predict(batch)
         clone = self._as_after(history)
         clone._history = history
-        b = clone.predict(batch)
-        self.used_prior_B = clone.used_prior_B
-        return b
+        return clone.predict(batch)
 
     # ------------------------------------------------------------------ weights
 

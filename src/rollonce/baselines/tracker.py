@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Tags
+from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.rollouts import FloatArray, normalise_prompt
+from rollonce.rollouts import normalise_prompt
 
 
 @register
@@ -62,26 +62,24 @@ class Tracker(Baseline):
         weight, total = self.total_
         return total / weight if weight > 0 else self.prior
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,), from the rollouts observed before (or those in ``history``, oldest first)."""
         if history is not None:
             fresh = Tracker(self.discount, self.strength, self.prior_mean)
             for age in np.unique(history.ages_H)[::-1]:
                 at = np.flatnonzero(history.ages_H == age)
                 fresh.observe(Batch(history.tasks.take(at), history.rewards_H[at]))
-            out = fresh.predict(batch)
-            self.used_prior_B = fresh.used_prior_B
-            return out
+            return fresh.predict(batch)
         known = self.prior_mean is not None or self.total_[0] > 0
         prior = self._prior()
         out = np.empty(len(batch))
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
+        only_prior_B = np.zeros(len(batch), dtype=bool)
         for i, prompt in enumerate(batch.tasks.prompts):
             weight, total = self.sums_.get(normalise_prompt(prompt), (0.0, 0.0))
             below = self.strength + weight
             out[i] = (self.strength * prior + total) / below if below > 0 else prior
-            self.used_prior_B[i] = weight == 0 and not known
-        return out
+            only_prior_B[i] = weight == 0 and not known
+        return Prediction.of(batch, out, only_prior_B)
 
     def observe(self, batch: Batch) -> None:
         """Count the batch's rewards for their tasks; several of one task count alike, whatever order they are in."""
@@ -133,7 +131,7 @@ class Oracle(Baseline):
         """Oracle."""
         return "oracle (true mean)"
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,).
 
         Raises:
@@ -144,5 +142,4 @@ class Oracle(Baseline):
             raise InputError(
                 f"the oracle does not know task {missing[0]!r} ({len(missing)} of {len(batch)} are missing)"
             )
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
-        return np.array([self.means[str(t)] for t in batch.tasks.task_ids], dtype=np.float64)
+        return Prediction.of(batch, np.array([self.means[str(t)] for t in batch.tasks.task_ids], dtype=np.float64))

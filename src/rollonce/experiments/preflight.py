@@ -178,7 +178,7 @@ def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
         if arm.advantage not in same:
             return Forced(what, 0.0, True, f"{fitted.label}: no analytic value is known for it; not judged")
         analytic, what = same[arm.advantage], "two clusters, which must make no difference to it"
-    b = made.fit(prompts).predict(Batch.of(prompts, rewards))
+    b = made.fit(prompts).predict(Batch.of(prompts, rewards)).baseline_B
     largest = float(np.abs(b - analytic).max())
     return Forced(what, largest, largest <= EXACT)
 
@@ -190,6 +190,6 @@ def _nonactivation(fitted: Baseline) -> Forced:
     if not tags.neutral or tags.self_inclusive or tags.needs_groups or tags.needs_history:
         return Forced(what, 0.0, True, f"{fitted.label} does not claim it; not judged")
     rewards = np.array([1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 0.0])
-    b = fitted.predict(Batch.of(["the same words for every task"] * len(rewards), rewards))
+    b = fitted.predict(Batch.of(["the same words for every task"] * len(rewards), rewards)).baseline_B
     largest = float(np.abs(b - reference.loo_mean(rewards)).max())
     return Forced(what, largest, largest <= EXACT)

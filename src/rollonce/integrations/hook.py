@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, FlashReinforce, LeaveOneOut, LinearSmoother
+from rollonce.baselines import Baseline, Batch, FlashReinforce, LeaveOneOut, LinearSmoother, Prediction
 from rollonce.baselines.base import features_of
 from rollonce.baselines.plain import scale_by_std as over_std
 from rollonce.component import Component, from_config, registered_types
@@ -193,8 +193,9 @@ class AdvantageHook:
             ungraded=ungraded,
         )
         batch = rows.batch
-        b_R, a_R, prior_R = self._judge(batch)
-        loo_R = np.full(len(batch), self._past_mean()) if self.history_mode else LeaveOneOut().predict(batch)
+        judged = self._judge_from_the_past(batch) if self.history_mode else self.baseline.predict(batch)
+        b_R, a_R, prior_R = judged.baseline_B, judged.advantages_B, judged.only_prior_B
+        loo_R = np.full(len(batch), self._past_mean()) if self.history_mode else LeaveOneOut().predict(batch).baseline_B
         if self.scale_by_std:
             a_R = over_std(a_R, batch.rewards_B)
         elif self.whiten and len(a_R):
@@ -214,18 +215,7 @@ class AdvantageHook:
             metrics,
         )
 
-    def _judge(self, batch: Batch) -> tuple[FloatArray, FloatArray, BoolArray]:
-        """b, r - b (with the baseline's own scaling) and where the prior was used, each (R,)."""
-        if self.history_mode:
-            b_R, prior_R = self._judge_from_the_past(batch)
-            return b_R, batch.rewards_B - b_R, prior_R
-        b_R = self.baseline.predict(batch)
-        used = self.baseline.used_prior_B
-        prior_R = np.zeros(len(batch), dtype=bool) if used is None else np.asarray(used, dtype=bool)
-        own_scaling = type(self.baseline).advantages is not Baseline.advantages
-        return b_R, self.baseline.advantages(batch) if own_scaling else batch.rewards_B - b_R, prior_R
-
-    def _judge_from_the_past(self, batch: Batch) -> tuple[FloatArray, BoolArray]:
+    def _judge_from_the_past(self, batch: Batch) -> Prediction:
         """Each rollout as a batch of its own, so that nothing else of this step is seen; rollouts of a task are alike
         to the past."""
         b_R, prior_R = np.empty(len(batch)), np.zeros(len(batch), dtype=bool)
@@ -238,11 +228,10 @@ class AdvantageHook:
                 b_R[i], prior_R[i] = b_R[first], prior_R[first]
                 continue
             alone = Batch(batch.tasks.take([i]).detached(), np.zeros(1))
-            b_R[i] = self.baseline.predict(alone)[0]
-            prior_R[i] = self.baseline.used_prior_B is not None and bool(self.baseline.used_prior_B[0])
-            if prior_R[i]:
-                b_R[i] = self._past_mean()
-        return b_R, prior_R
+            judged = self.baseline.predict(alone)
+            prior_R[i] = judged.only_prior_B[0]
+            b_R[i] = self._past_mean() if prior_R[i] else judged.baseline_B[0]
+        return Prediction.of(batch, b_R, prior_R)
 
     def _past_mean(self) -> float:
         n, total = self._past
@@ -291,7 +280,7 @@ class AdvantageHook:
         if isinstance(self.baseline, LinearSmoother) and self.baseline.window and len(self.baseline.history):
             windowed = LeaveOneOut(window=self.baseline.window, decay=self.baseline.decay)
             seen = batch if not self.history_mode else Batch(batch.tasks.take([0]).detached(), np.zeros(1))
-            plain.append(windowed.predict(seen, self.baseline.history))
+            plain.append(windowed.predict(seen, self.baseline.history).baseline_B)
         idle = any(bool((np.abs(b_R - other) <= 1e-9 * size).all()) for other in plain)
         self._idle_steps = self._idle_steps + 1 if idle else 0
         if self._idle_steps >= self.warn_after:

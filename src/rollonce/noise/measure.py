@@ -248,7 +248,7 @@ def baseline_values(
             rows, past = columns[:n_rows], columns[n_rows:]
             fresh = ~np.isin(keys[past], keys[rows])
             history = History(rollouts.tasks.take(past[fresh]), rewards_KM[k, n_rows:][fresh], ages_M[n_rows:][fresh])
-            out[k] = baseline.predict(Batch(rollouts.tasks.take(rows), rewards_KM[k, :n_rows]), history)
+            out[k] = baseline.predict(Batch(rollouts.tasks.take(rows), rewards_KM[k, :n_rows]), history).baseline_B
         return out
     chunk = max(1, _CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
     for start in range(0, len(columns_KM), chunk):

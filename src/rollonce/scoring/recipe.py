@@ -53,7 +53,7 @@ def recipe_errors(
         fresh = ~np.isin(keys[past], keys[rows])
         batch = Batch(rollouts.tasks.take(rows), reward_M[first])
         history = History(rollouts.tasks.take(past[fresh]), reward_M[n_rows:][fresh], ages_M[n_rows:][fresh])
-        b = baseline.predict(batch, history)
+        b = baseline.predict(batch, history).baseline_B
         target = mean_N[rows]
         if held_out_target:
             g = size_N[rows]
@@ -77,7 +77,7 @@ def tracker_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
         for held in range(g):
             past = np.delete(np.arange(g), held)
             history = History(rollouts.tasks.take(np.full(g - 1, n)), group[past], np.arange(g - 1, 0, -1))
-            b = baseline.predict(Batch(one, group[held : held + 1]), history)
+            b = baseline.predict(Batch(one, group[held : held + 1]), history).baseline_B
             errors.append((float(b[0]) - group[held]) ** 2)
         out[n] = np.mean(errors) - rollouts.variances_N[n]
     return out

@@ -121,7 +121,7 @@ def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
         [int(k) not in repeated and normalise_prompt(p) not in past for k, p in zip(keys, both[0], strict=True)]
     )
     if clean.any():
-        out[clean] = baseline.predict(batch)[clean]
+        out[clean] = baseline.predict(batch).baseline_B[clean]
     for key in np.unique(keys[~clean]):
         members = np.flatnonzero(keys == key)
         prompt = normalise_prompt(both[0][members[0]])
@@ -138,7 +138,7 @@ def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
             at = np.concatenate([[i], rest])
             b = baseline.predict(
                 Batch(batch.tasks.take(at), batch.rewards_B[at]), others if baseline.keep_rows else None
-            )
+            ).baseline_B
             out[i] = b[0]
     return out
 

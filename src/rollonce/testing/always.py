@@ -11,22 +11,25 @@ from pathlib import Path
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch
+from rollonce.baselines.base import Baseline, Batch, Prediction
 from rollonce.errors import InputError
-from rollonce.kernels.base import BoolArray
-from rollonce.rollouts import FloatArray
 from rollonce.testing.callables import CallableBaseline
 from rollonce.testing.samples import ODD_PROMPTS, permuted, with_rewards
 from rollonce.testing.subject import Failed, Subject, differs
 
 
 def output(s: Subject) -> str:
-    """b is float64 (B,), finite, and used_prior_B says which rows had nothing to go by."""
+    """b and advantages are float64 (B,) and finite, and only_prior_B says which rows had nothing to go by."""
     for state, baseline in s.states():
         for kind in (0, 1):
             batch = s.samples.batch(kind)
-            _finite(baseline, batch, f"an ordinary batch {state}")
-    return "it gives one finite float64 number a rollout"
+            said = _finite(baseline, batch, f"an ordinary batch {state}")
+            if (i := differs(baseline.advantages(batch), said.advantages_B)) is not None:
+                raise Failed(
+                    f"advantages() and predict(...).advantages_B differ for rollout {i} {state}: trainers read what "
+                    "predict returns, so scaling belongs there"
+                )
+    return "it gives one finite float64 baseline and advantage per rollout"
 
 
 def no_side_effects(s: Subject) -> str:
@@ -34,7 +37,7 @@ def no_side_effects(s: Subject) -> str:
     for state, baseline in s.states():
         batch = s.samples.batch()
         rewards, before = batch.rewards_B.copy(), json.dumps(baseline.state_dict(), default=str)
-        first = baseline.predict(batch)
+        first = baseline.predict(batch).baseline_B
         if not np.array_equal(rewards, batch.rewards_B) or (
             isinstance(baseline, CallableBaseline) and baseline.wrote_input
         ):
@@ -43,7 +46,7 @@ def no_side_effects(s: Subject) -> str:
             raise Failed(f"predict changed the baseline's state ({state}); only fit and observe may")
         kept = first.copy()
         baseline.predict(s.samples.batch(1))
-        again = baseline.predict(batch)
+        again = baseline.predict(batch).baseline_B
         if not np.array_equal(kept, first):
             raise Failed(f"a later predict overwrote the array that an earlier one had returned ({state})")
         if (i := differs(kept, again)) is not None:
@@ -59,7 +62,7 @@ def repeatable(s: Subject) -> str:
     past = s.past if s.remembers else []
     one, two = s.live_through(past), s.live_through(past)
     batch = s.samples.batch()
-    a, b = one.predict(batch), two.predict(batch)
+    a, b = one.predict(batch).baseline_B, two.predict(batch).baseline_B
     if not np.array_equal(a, b):
         i = int(np.flatnonzero(a != b)[0])
         raise Failed(f"two copies with the same settings, seed and stream differ: b_{i} is {a[i]!r} and {b[i]!r}")
@@ -71,10 +74,10 @@ def order(s: Subject) -> str:
     for state, baseline in s.states():
         for kind in (0, 1):
             batch = s.samples.batch(kind)
-            straight = baseline.predict(batch)
+            straight = baseline.predict(batch).baseline_B
             n = len(batch)
             for perm in (np.arange(n)[::-1], np.roll(np.arange(n), 1), s.samples.rng.permutation(n)):
-                moved = baseline.predict(permuted(batch, perm))
+                moved = baseline.predict(permuted(batch, perm)).baseline_B
                 if (i := differs(straight[perm], moved)) is not None:
                     raise Failed(
                         f"b depends on the order of the batch: rollout {perm[i]} had b = {straight[perm][i]:.6g}, and "
@@ -91,15 +94,16 @@ def batch_of_one(s: Subject) -> str:
         full = s.samples.batch()
         alone = permuted(full, np.array([0]))
         try:
-            b = s.fresh().predict(alone)
+            b = s.fresh().predict(alone).baseline_B
         except InputError:
             return "a single rollout of a task is refused, since it needs groups"
         raise Failed(f"it needs groups, but gave b = {b[0]:.6g} for a single rollout of a task instead of refusing it")
     answers, flags = [], []
     for r in (0.0, 1.0, 0.37):
         baseline = s.fresh()
-        answers.append(float(_finite(baseline, with_rewards(one, np.array([r])), "a batch of one without history")[0]))
-        flags.append(bool(_flags(baseline, 1)[0]))
+        said = _finite(baseline, with_rewards(one, np.array([r])), "a batch of one without history")
+        answers.append(float(said.baseline_B[0]))
+        flags.append(bool(said.only_prior_B[0]))
     if answers[0] != answers[1] or answers[0] != answers[2]:
         raise Failed(
             f"a batch of one without history gave b = {answers[0]:.6g}, {answers[1]:.6g} and {answers[2]:.6g} for "
@@ -113,7 +117,7 @@ def batch_of_one(s: Subject) -> str:
             f"{s.template.prior:g}"
         )
     if not flags[0] and (tags.shift_equivariant or s.is_linear):
-        raise Failed("a batch of one without history had nothing to go by, but used_prior_B does not say so")
+        raise Failed("a batch of one without history had nothing to go by, but only_prior_B does not say so")
     return f"a batch of one without history gives {'the prior ' if flags[0] else ''}{answers[0]:g} whatever its reward"
 
 
@@ -121,7 +125,7 @@ def empty_batch(s: Subject) -> str:
     """No rollouts, no numbers."""
     empty = permuted(s.samples.batch(), np.zeros(0, np.int64))
     for state, baseline in s.states():
-        b = np.asarray(baseline.predict(empty))
+        b = np.asarray(baseline.predict(empty).baseline_B)
         if b.shape != (0,):
             raise Failed(f"an empty batch gave an array of shape {b.shape} {state}; (0,) was expected")
     return "an empty batch gives no numbers and no error"
@@ -136,11 +140,9 @@ def equal_rewards(s: Subject) -> str:
             baseline = s.live_through([with_rewards(b, np.full(len(b), c)) for b in s.past])
         batch = s.samples.batch()
         batch = with_rewards(batch, np.full(len(batch), c))
-        b = _finite(baseline, batch, f"a batch whose rewards are all {c:g}")
-        a = np.asarray(baseline.advantages(batch))
-        if not np.isfinite(a).all():
-            raise Failed(f"a batch whose rewards are all {c:g} gave an advantage of {a[~np.isfinite(a)][0]}")
-        expected = np.where(_flags(baseline, len(b)), b, c)
+        said = _finite(baseline, batch, f"a batch whose rewards are all {c:g}")
+        b = said.baseline_B
+        expected = np.where(said.only_prior_B, b, c)
         if tags.shift_equivariant and tags.scale_equivariant and (i := differs(b, expected)) is not None:
             raise Failed(f"all rewards were {c:g}, but b_{i} = {b[i]:.6g}")
     return "equal rewards give finite numbers" + (
@@ -190,9 +192,9 @@ def saves(s: Subject) -> str:
         from_state = type(baseline)(**_settings(baseline))
         from_state.load_state_dict(json.loads(json.dumps(baseline.state_dict())))
         for step, batch in enumerate(future):
-            want = baseline.predict(batch)
+            want = baseline.predict(batch).baseline_B
             for how, other in (("loaded from its file", from_file), ("rebuilt from its state_dict", from_state)):
-                got = other.predict(batch)
+                got = other.predict(batch).baseline_B
                 if not np.array_equal(want, got):
                     i = int(np.flatnonzero(want != got)[0])
                     raise Failed(f"{how} {state}, {step} steps later, b_{i} is {got[i]!r} instead of {want[i]!r}")
@@ -206,13 +208,13 @@ def response_length(s: Subject) -> str:
     for state, baseline in s.states():
         for kind in (0, 1):
             batch = s.samples.batch(kind)
-            straight = baseline.predict(batch)
+            straight = baseline.predict(batch).baseline_B
             assert batch.response_lengths_B is not None
             for i in range(len(batch)):
                 for length in (1.0, 5000.0):
                     lengths = batch.response_lengths_B.copy()
                     old, lengths[i] = lengths[i], length
-                    moved = baseline.predict(Batch(batch.tasks, batch.rewards_B, lengths))
+                    moved = baseline.predict(Batch(batch.tasks, batch.rewards_B, lengths)).baseline_B
                     if (j := differs(straight, moved)) is not None:
                         whose = "its own baseline" if j == i else f"the baseline of rollout {j}"
                         raise Failed(
@@ -227,27 +229,27 @@ def _settings(baseline: Baseline) -> dict:
     return {f.name: copy.deepcopy(getattr(baseline, f.name)) for f in dataclasses.fields(baseline) if f.init}  # type: ignore[arg-type]
 
 
-def _flags(baseline: Baseline, n: int) -> BoolArray:
-    if baseline.used_prior_B is None:
-        raise Failed("predict did not set used_prior_B, which says which rows had nothing to go by but the prior")
-    flags = np.asarray(baseline.used_prior_B)
-    if flags.shape != (n,) or flags.dtype != bool:
-        raise Failed(
-            f"used_prior_B has shape {flags.shape} and type {flags.dtype} for a batch of {n}; booleans ({n},) were "
-            "expected"
-        )
-    return flags
-
-
-def _finite(baseline: Baseline, batch: Batch, what: str) -> FloatArray:
-    b = baseline.predict(batch)
-    if not isinstance(b, np.ndarray) or b.dtype != np.float64 or b.shape != (len(batch),):
-        found = f"{b.dtype} {b.shape}" if isinstance(b, np.ndarray) else type(b).__name__
-        raise Failed(f"predict gave {found} for {what}; a float64 array of shape ({len(batch)},) was expected")
-    _flags(baseline, len(batch))
-    if not np.isfinite(b).all():
-        i = int(np.flatnonzero(~np.isfinite(b))[0])
-        prompt = batch.tasks.prompts[i]
-        shown = ascii(prompt[:40]) + ("..." if len(prompt) > 40 else "")
-        raise Failed(f"b_{i} is {b[i]} for {what} (its prompt is {shown}, reward {batch.rewards_B[i]:g})")
-    return b
+def _finite(baseline: Baseline, batch: Batch, what: str) -> Prediction:
+    """What it predicts, with the shapes, types and finite numbers that a trainer relies on."""
+    said = baseline.predict(batch)
+    if not isinstance(said, Prediction):
+        raise Failed(f"predict gave {type(said).__name__} for {what}; return Prediction.of(batch, b)")
+    n = len(batch)
+    numbers = {"baseline_B": (said.baseline_B, np.float64), "advantages_B": (said.advantages_B, np.float64)}
+    for name, (array, dtype) in {**numbers, "only_prior_B": (said.only_prior_B, np.bool_)}.items():
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (n,):
+            found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise Failed(
+                f"predict gave {found} as {name} for {what}; an array of {np.dtype(dtype).name} and shape ({n},) was "
+                "expected"
+            )
+    for name, (array, _) in numbers.items():
+        if not np.isfinite(array).all():
+            i = int(np.flatnonzero(~np.isfinite(array))[0])
+            prompt = batch.tasks.prompts[i]
+            shown = ascii(prompt[:40]) + ("..." if len(prompt) > 40 else "")
+            raise Failed(
+                f"{'b' if name == 'baseline_B' else 'the advantage'}_{i} is {array[i]} for {what} (its prompt is "
+                f"{shown}, reward {batch.rewards_B[i]:g})"
+            )
+    return said

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Tags
+from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
 from rollonce.errors import InputError
-from rollonce.rollouts import FloatArray
 
 _BY_NAME = ("batch", "prompts", "rewards", "task_ids", "response_lengths", "responses", "completions")
 
@@ -46,7 +45,7 @@ class CallableBaseline(Baseline):
         """The function's name."""
         return getattr(self.fn, "__qualname__", type(self.fn).__name__)
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """What the function returns, as float64 (B,).
 
         Raises:
@@ -67,7 +66,6 @@ class CallableBaseline(Baseline):
         positional = [known[what] for name, what in self._arguments if not name]
         out = self.fn(*positional, **{name: known[what] for name, what in self._arguments if name})
         self.wrote_input = self.wrote_input or not np.array_equal(rewards, batch.rewards_B)
-        self.used_prior_B = np.zeros(len(batch), dtype=bool)
         try:
             b = np.array(out, dtype=np.float64)
         except (TypeError, ValueError):
@@ -77,7 +75,7 @@ class CallableBaseline(Baseline):
                 f"{self.label} returned an array of shape {b.shape} for a batch of {len(batch)}; one number a rollout "
                 "is needed"
             )
-        return b
+        return Prediction.of(batch, b)
 
 
 def _arguments_of(fn: Callable[..., Any]) -> list[tuple[str, str]]:

@@ -17,7 +17,8 @@ def leave_one_out(s: Subject) -> str:
     for state, baseline in s.states():
         for kind in (0, 1, 0, 1):
             batch = s.samples.batch(kind)
-            straight = baseline.predict(batch)
+            prediction = baseline.predict(batch)
+            straight, scaled = prediction.baseline_B, prediction.advantages_B
             for i in range(len(batch)):
                 old = batch.rewards_B[i]
                 others = np.delete(batch.rewards_B, i)
@@ -27,16 +28,15 @@ def leave_one_out(s: Subject) -> str:
                         continue
                     rewards = batch.rewards_B.copy()
                     rewards[i] = new
-                    moved = baseline.predict(with_rewards(batch, rewards))
+                    moved = baseline.predict(with_rewards(batch, rewards)).baseline_B
                     if differs(straight[i : i + 1], moved[i : i + 1], rewards) is not None:
                         raise Failed(
                             f"the own reward leaks: changing rollout {i}'s from {old:.4g} to {new:.4g} moved its own "
                             f"baseline from {straight[i]:.6g} to {moved[i]:.6g} ({state})"
                         )
-            scaled = baseline.advantages(batch)
             if (i := differs(scaled, batch.rewards_B - straight)) is not None:
                 raise Failed(
-                    f"advantages() gives {scaled[i]:.6g} for rollout {i}, where r - b is "
+                    f"advantages_B has {scaled[i]:.6g} for rollout {i}, where r - b is "
                     f"{batch.rewards_B[i] - straight[i]:.6g}: "
                     "whatever it multiplies by is of this batch; declare self_inclusive if that holds the own reward"
                 )
@@ -77,9 +77,9 @@ def _equivariant(s: Subject, maps: list) -> str:
             moved = s.live_through([with_rewards(b, map_(b.rewards_B)) for b in steps])
             for kind in (0, 1):
                 batch = half(s.samples.batch(kind))
-                want = map_(plain.predict(batch))
-                prior = plain.used_prior_B if plain.used_prior_B is not None else np.zeros(len(batch), bool)
-                got = moved.predict(with_rewards(batch, map_(batch.rewards_B)))
+                before = plain.predict(batch)
+                want, prior = map_(before.baseline_B), before.only_prior_B
+                got = moved.predict(with_rewards(batch, map_(batch.rewards_B))).baseline_B
                 if (i := differs(np.where(prior, 0.0, want), np.where(prior, 0.0, got))) is not None:
                     raise Failed(
                         f"it promises that {claim}, but b_{i} became {got[i]:.6g} instead of {want[i]:.6g} after "
@@ -94,13 +94,16 @@ def neutral(s: Subject) -> str:
     baseline = s.fresh()
     batch = s.samples.identical()
     visible = batch.rewards_B
-    _is_mean(baseline.predict(batch), visible, len(batch), "")
+    _is_mean(baseline.predict(batch).baseline_B, visible, len(batch), "")
     if s.remembers and baseline.keep_rows and getattr(baseline, "decay", 1.0) == 1.0:
         past = [_again(batch, s.samples.rewards(len(batch), k)) for k in range(3)]
         baseline = s.live_through(past)
         window = np.concatenate([b.rewards_B for b in past])[-baseline.keep_rows :]
         _is_mean(
-            baseline.predict(batch), np.concatenate([visible, window]), len(batch), f" and a window of {len(window)}"
+            baseline.predict(batch).baseline_B,
+            np.concatenate([visible, window]),
+            len(batch),
+            f" and a window of {len(window)}",
         )
     return "identical prompts give the leave-one-out mean of what was visible"
 
@@ -122,7 +125,7 @@ def needs_groups(s: Subject) -> str:
     batch = s.samples.batch()
     alone = permuted(batch, np.unique(np.asarray(batch.tasks.task_ids, dtype=str), return_index=True)[1])
     try:
-        b = s.fresh().predict(alone)
+        b = s.fresh().predict(alone).baseline_B
     except InputError:
         return "one rollout a task is refused with an error"
     raise Failed(
@@ -136,7 +139,9 @@ def needs_repeats(s: Subject) -> str:
     if hasattr(s.template, "means"):
         return "it knows the means of tasks beforehand"
     batch = s.samples.batch()
-    low, high = (s.live_through([with_rewards(batch, np.full(len(batch), r))] * 3).predict(batch) for r in (0.0, 1.0))
+    low, high = (
+        s.live_through([with_rewards(batch, np.full(len(batch), r))] * 3).predict(batch).baseline_B for r in (0.0, 1.0)
+    )
     if not (high > low).all():
         i = int(np.flatnonzero(~(high > low))[0])
         raise Failed(
@@ -160,7 +165,7 @@ def bounded_rewards(s: Subject) -> str:
             continue
         raise Failed(f"it promises bounded_rewards but took a reward of {bad:g} without an InputError")
     for state, baseline in s.states():
-        b = baseline.predict(s.samples.batch())
+        b = baseline.predict(s.samples.batch()).baseline_B
         if b.min() < 0 or b.max() > 1:
             raise Failed(f"it promises bounded_rewards but gave b = {b.max() if b.max() > 1 else b.min():.6g} {state}")
     return "rewards outside [0, 1] are refused and b stays inside"
@@ -176,8 +181,9 @@ def self_inclusive(s: Subject) -> str:
     rescales = False
     for kind in (0, 1, 0, 1):
         batch = s.samples.batch(kind)
-        a, a_twin = baseline.advantages(batch), twin.advantages(batch)
-        rescales = rescales or differs(a, batch.rewards_B - baseline.predict(batch)) is not None
+        prediction = baseline.predict(batch)
+        a, a_twin = prediction.advantages_B, twin.predict(batch).advantages_B
+        rescales = rescales or differs(a, batch.rewards_B - prediction.baseline_B) is not None
         groups = [str(t) for t in batch.tasks.task_ids] if s.template.tags.needs_groups else ["batch"] * len(batch)
         for group in sorted(set(groups)):
             at = np.flatnonzero((np.asarray(groups) == group) & (np.abs(a_twin) > 1e-9))
@@ -216,14 +222,14 @@ def weights(s: Subject) -> str:
 
 
 def _weights(s: Subject, baseline: LinearSmoother, batch: Batch, state: str) -> None:
-    w, b = baseline.weights(batch), baseline.predict(batch)
+    w, prediction = baseline.weights(batch), baseline.predict(batch)
+    b, seen = prediction.baseline_B, ~prediction.only_prior_B
     past = baseline.history.last(baseline.window).rewards_H
     n = len(batch)
     if w.shape != (n, n + len(past)):
         raise Failed(f"weights have shape {w.shape} {state}; ({n}, {n + len(past)}) was expected: batch, then window")
     if (own := np.abs(np.diagonal(w)).max()) != 0:
         raise Failed(f"the largest own weight is {own:.3g} {state}; it must be exactly 0")
-    seen = ~np.asarray(baseline.used_prior_B)
     if (i := differs(w.sum(axis=1)[seen], np.ones(int(seen.sum())))) is not None:
         raise Failed(f"a row of weights sums to {w.sum(axis=1)[seen][i]:.9g} {state}")
     if (i := differs((w @ np.concatenate([batch.rewards_B, past]))[seen], b[seen])) is not None:
@@ -239,9 +245,9 @@ def history(s: Subject) -> str:
     if not s.remembers:
         baseline = s.fresh()
         batch = s.samples.batch()
-        before = baseline.predict(batch)
+        before = baseline.predict(batch).baseline_B
         baseline.observe(s.samples.batch(1))
-        if (i := differs(before, baseline.predict(batch))) is not None:
+        if (i := differs(before, baseline.predict(batch).baseline_B)) is not None:
             raise Failed(
                 f"observing a batch moved b_{i}, but no tag says that earlier steps count (windowed, needs_history, "
                 "needs_repeats)"
@@ -258,16 +264,19 @@ def history(s: Subject) -> str:
     lived = s.lived()
     state = lived.state_dict()
     for baseline in (s.fresh(), lived):
-        got = baseline.predict(batch, given)
+        got = baseline.predict(batch, given).baseline_B
         if not np.isfinite(got).all():
             raise Failed("history given as an argument gave a b that is not finite")
     if not np.array_equal(rewards, given.rewards_H) or prompts != given.tasks.prompts:
         raise Failed("predict changed the history that it was given")
     if lived.state_dict() != state:
         raise Failed("predict with history given as an argument changed the baseline's own")
-    if s.is_linear and (i := differs(s.fresh().predict(batch, given), s.lived().predict(batch))) is not None:
+    if (
+        s.is_linear
+        and (i := differs(s.fresh().predict(batch, given).baseline_B, s.lived().predict(batch).baseline_B)) is not None
+    ):
         raise Failed(f"the same rows count differently when given as an argument than when observed (row {i})")
-    none = s.lived().predict(batch, History.empty())
-    if (i := differs(none, s.fresh().predict(batch))) is not None:
+    none = s.lived().predict(batch, History.empty()).baseline_B
+    if (i := differs(none, s.fresh().predict(batch).baseline_B)) is not None:
         raise Failed(f"an empty history given as an argument is not the same as having observed nothing (row {i})")
     return "observed rows and rows given as an argument count alike"

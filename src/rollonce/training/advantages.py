@@ -70,10 +70,8 @@ class Arm:
             return adv_BT.double().numpy(), self._values_BT[:, 0].double().numpy()
         source = self.oracle if self.oracle is not None else self.baseline
         assert source is not None
-        baseline_B = source.predict(batch)
-        if type(source).advantages is not Baseline.advantages:  # whitening, a group's deviation
-            return source.advantages(batch), baseline_B
-        return batch.rewards_B - baseline_B, baseline_B
+        prediction = source.predict(batch)
+        return prediction.advantages_B, prediction.baseline_B
 
     def self_weight_max(self, batch: Batch) -> float | None:
         """The largest weight that a rollout's own reward has in its baseline: 0, or an error; None where there are no

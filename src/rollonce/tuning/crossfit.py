@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, History, LinearSmoother, Tags
+from rollonce.baselines import Baseline, Batch, History, LinearSmoother, Prediction, Tags
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks, normalise_prompt
@@ -143,18 +143,16 @@ class CrossFittedAny(Baseline, _ByFold):
         """As its parts."""
         return self.parts[0].label
 
-    def predict(self, batch: Batch, history: History | None = None) -> FloatArray:
+    def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,): each row from its fold's baseline."""
         fold_B = self.folds_of(batch.tasks)
         out = np.zeros(len(batch))
         prior_B = np.zeros(len(batch), dtype=bool)
         for f in np.unique(fold_B):
-            part = self.parts[f]
-            out = np.where(fold_B == f, part.predict(batch, history), out)
-            if part.used_prior_B is not None:
-                prior_B[fold_B == f] = part.used_prior_B[fold_B == f]
-        self.used_prior_B = prior_B
-        return out
+            served = self.parts[f].predict(batch, history)
+            out = np.where(fold_B == f, served.baseline_B, out)
+            prior_B |= (fold_B == f) & served.only_prior_B
+        return Prediction.of(batch, out, prior_B)
 
 
 @dataclass
