@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the adapters' tests against the real trainers, each in an environment of its own (about 2 GB and 3 minutes each, CPU only).
 #   tests/integrations/run_real.sh            all of them
-#   tests/integrations/run_real.sh verl       one of: verl, skyrl, openrlhf
+#   tests/integrations/run_real.sh verl       one of: verl, skyrl, openrlhf, prime_rl
+# prime-rl is not on PyPI: PRIME_RL names a checkout of it (559b447 is the one that the adapter was written to).
 # ROLLONCE_REAL: where the environments go (default: a folder in the system's temporary one). PYTHON, PYTHON312: the interpreters.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -41,7 +42,17 @@ openrlhf() { # its wheel wants flash-attn and bitsandbytes: without them, and De
   fi
 }
 
-for trainer in "${@:-verl skyrl openrlhf}"; do
+prime_rl() { # from a checkout on the path; without vLLM and the trainer's own packages, which the tested parts don't import
+  : "${PRIME_RL:?a checkout of PrimeIntellect-ai/prime-rl}"
+  export PYTHONPATH="$PRIME_RL/src:$PRIME_RL/packages/prime-rl-configs/src"
+  if environment prime_rl "${PYTHON312:-python3.12}"; then
+    "$where/prime_rl/bin/pip" install -q $torch verifiers==0.3.1 "prime-pydantic-config[toml]" transformers==5.6.2 datasets wandb msgspec \
+      loguru pyarrow beartype jaxtyping tenacity orjson setproctitle uvloop pandas aiolimiter tomli tomli-w pytest -e .
+    touch "$where/prime_rl/.done"
+  fi
+}
+
+for trainer in "${@:-verl skyrl openrlhf ${PRIME_RL:+prime_rl}}"; do
   for name in $trainer; do
     "$name"
     echo "== $name: tests/integrations/test_$name.py"

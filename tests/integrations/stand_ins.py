@@ -74,32 +74,3 @@ def rllm_group(
     steps = [SimpleNamespace(chat_completions=messages)] if messages else []
     trajectories = [SimpleNamespace(task=task, reward=r, steps=steps) for r in rewards]
     return SimpleNamespace(trajectories=trajectories, group_id=f"{task_id}:{role}", group_role=role, task_id=task_id)
-
-
-class PrimeAlgorithm:
-    """prime-rl's ``GRPOAlgorithm``: ``score_group`` sees one finalized group and writes through
-    ``assign_advantages``."""
-
-    def __init__(self, config: Any, policy_pool: Any, renderer: Any = None) -> None:
-        self.config, self.policy_pool, self.renderer = config, policy_pool, renderer
-
-    async def score_group(self, group: list[PrimeRollout]) -> None:
-        mean = float(np.mean([r.reward for r in group]))
-        for rollout in group:
-            rollout.assign_advantages(rollout.reward - mean)
-
-
-@dataclass
-class PrimeRollout:
-    """A writable view of one rollout of a verifiers trace."""
-
-    prompt: Any
-    reward: float | None
-    advantage: float | None = None
-
-    @property
-    def task(self) -> SimpleNamespace:
-        return SimpleNamespace(data=SimpleNamespace(prompt=self.prompt))
-
-    def assign_advantages(self, value: float) -> None:
-        self.advantage = value

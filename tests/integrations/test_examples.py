@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stand_ins import PrimeAlgorithm
+from fake_modules import module
 
 from rollonce.baselines import KernelBaseline
 
@@ -112,19 +112,12 @@ def test_slime_script_is_one_command(file):
     assert callable(rollonce.integrations.slime.reward_post_process)
 
 
-def test_rllm_and_prime_rl_scripts_hand_over_the_baseline(file, tmp_path, monkeypatch):
-    from types import ModuleType
-
+def test_the_rllm_script_hands_over_the_baseline(file, monkeypatch):
     registry = {}
-    module = ModuleType("rllm.trainer.algorithms.advantage")
-    module.register_rllm_adv_estimator = lambda name: lambda f: registry.setdefault(name, f)
-    algo = ModuleType("prime_rl.orchestrator.algo")
-    algo.ALGORITHM_CLASSES = {"grpo": PrimeAlgorithm}
-    for name in ("rllm", "rllm.trainer", "rllm.trainer.algorithms", "prime_rl", "prime_rl.orchestrator"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    for made in (module, algo):
-        monkeypatch.setitem(sys.modules, made.__name__, made)
+    module(
+        monkeypatch,
+        "rllm.trainer.algorithms.advantage",
+        register_rllm_adv_estimator=lambda name: lambda f: registry.setdefault(name, f),
+    )
     assert load("rllm_gs1").advantages_by_role(str(file)) == {"solver": "rollonce"}
     assert "rollonce" in registry
-    load("prime_rl_gs1").prepare(str(file))
-    assert algo.ALGORITHM_CLASSES["grpo"] is not PrimeAlgorithm

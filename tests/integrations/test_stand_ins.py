@@ -1,16 +1,15 @@
-"""slime, miles, rLLM and prime-rl on stand-ins built to their sources' shapes: untested against the real trainers."""
+"""slime, miles and rLLM on stand-ins built to their sources' shapes: untested against the real trainers."""
 
-import asyncio
 import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from stand_ins import PrimeAlgorithm, PrimeRollout, SlimeSample, rllm_group, slime_args
+from stand_ins import SlimeSample, rllm_group, slime_args
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, family_mean
 from rollonce.errors import InputError
-from rollonce.integrations import prime_rl, rllm, slime
+from rollonce.integrations import rllm, slime
 
 PROMPTS = ["add two and two", "add two and five", "prove the lemma", "prove the claim"]
 
@@ -143,51 +142,6 @@ def test_rllm_registers_under_its_name(monkeypatch):
     assert np.concatenate(got).tolist() == [1.0, -1.0]
 
 
-def test_prime_rl_scores_from_the_past_and_keeps_history_over_a_restart(tmp_path):
-    config = SimpleNamespace(type="grpo", length_penalty=None)
-
-    def make():
-        algorithm = prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut(), state=tmp_path / "s.json", step_rows=2)
-        return algorithm(config, None)
-
-    def score(algorithm, prompt, *rewards):
-        group = [PrimeRollout([{"role": "user", "content": prompt}], r) for r in rewards]
-        asyncio.run(algorithm.score_group(group))
-        return [r.advantage for r in group]
-
-    algorithm = make()
-    assert score(algorithm, "a", 1.0) == [1.0]  # nothing to go by: 0
-    assert score(algorithm, "b", 0.0) == [-1.0]  # running mean 1; then both join
-    assert score(algorithm, "c", 1.0, None, 0.0) == [0.5, 0.0, -0.5]
-    again = make()
-    assert score(again, "d", 1.0) == [0.5]
-    assert again.hook.rows_waiting == 1
-    with pytest.raises(InputError, match="length_penalty"):
-        prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut())(SimpleNamespace(length_penalty="tokens"), None)
-
-
-def test_prime_rl_installs_in_place_of_grpo(monkeypatch):
-    algo = ModuleType("prime_rl.orchestrator.algo")
-    algo.ALGORITHM_CLASSES = {"grpo": PrimeAlgorithm, "opd": object}
-    for name in ("prime_rl", "prime_rl.orchestrator"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, algo.__name__, algo)
-    prime_rl.install(KernelBaseline().fit(PROMPTS))
-    assert issubclass(algo.ALGORITHM_CLASSES["grpo"], PrimeAlgorithm)
-    assert algo.ALGORITHM_CLASSES["opd"] is object
-    first, second = (algo.ALGORITHM_CLASSES["grpo"](SimpleNamespace(), None) for _ in range(2))
-    asyncio.run(first.score_group([PrimeRollout(PROMPTS[0], 1.0)]))
-    assert (first.hook.rows_waiting, second.hook.rows_waiting) == (1, 0), "one history an environment"
-
-
-def test_prime_rl_prompts_of_both_generations_of_traces():
-    assert prime_rl.prompt_of(PrimeRollout("x", 1.0)) == "x"
-    assert prime_rl.prompt_of(SimpleNamespace(raw={"prompt": [{"role": "user", "content": "y"}]})) == "y"
-    with pytest.raises(InputError, match="no prompt where one is looked for"):
-        prime_rl.prompt_of(SimpleNamespace(reward=1.0))
-
-
-def test_a_trainer_that_is_not_here_is_said_in_a_sentence():
-    for call in (lambda: rllm.register("x", LeaveOneOut()), lambda: prime_rl.install(LeaveOneOut())):
-        with pytest.raises(InputError, match="not installed here: it comes from its repository"):
-            call()
+def test_rllm_that_is_not_here_is_said_in_a_sentence():
+    with pytest.raises(InputError, match="not installed here: it comes from its repository"):
+        rllm.register("x", LeaveOneOut())

@@ -9,7 +9,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from stand_ins import PrimeAlgorithm, PrimeRollout, SlimeSample, rllm_group, slime_args, slime_stock
+from prime_rl_parts import PrimeRl, advantages_of
+from stand_ins import SlimeSample, rllm_group, slime_args, slime_stock
 
 from rollonce.baselines import KernelBaseline, LeaveOneOut, Rloo, SelfTuning
 from rollonce.errors import InputError
@@ -23,32 +24,34 @@ def group_centred(groups):
     return np.concatenate([np.asarray(g, float) - np.mean(g) for g in groups])
 
 
-@pytest.mark.parametrize(
-    "thread", ["rllm#916", "tinker-cookbook PR 99", "tinker-cookbook#155", "tinker-cookbook#771", "prime-rl#2985"]
-)
-def test_one_rollout_a_task_is_no_silent_zero(thread):
+@pytest.mark.parametrize("thread", ["rllm#916", "tinker-cookbook PR 99", "tinker-cookbook#155", "tinker-cookbook#771"])
+def test_one_rollout_per_task_is_no_silent_zero(thread):
     """Symptom: at n=1 every advantage is exactly 0 and training does nothing, without a word."""
     assert not group_centred([[r] for r in GROUP_OF_ONE]).any()
     if thread.startswith("rllm"):
         groups = [rllm_group(f"task {i}", [r], task_id=str(i)) for i, r in enumerate(GROUP_OF_ONE)]
         got, _ = rllm.make_estimator(LeaveOneOut())([np.array([r]) for r in GROUP_OF_ONE], None, traj_groups=groups)
         got = np.concatenate(got)
-    elif thread.startswith("prime"):
-        stock, ours = (
-            PrimeAlgorithm(None, None),
-            prime_rl.baseline_algorithm(PrimeAlgorithm, LeaveOneOut(), step_rows=2)(None, None),
-        )
-        rollouts = [PrimeRollout(f"task {i}", r) for i, r in enumerate(GROUP_OF_ONE)]
-        for rollout in rollouts:
-            asyncio.run(stock.score_group([rollout]))
-            assert rollout.advantage == 0
-            asyncio.run(ours.score_group([rollout]))
-        got = np.array([r.advantage for r in rollouts])
-        assert got.tolist() == [1.0, -1.0, 0.5, -0.5]  # past means: none, 1, (1, 0), (1, 0)
-        return
     else:
         got = AdvantageHook(LeaveOneOut()).advantages([f"task {i}" for i in range(4)], GROUP_OF_ONE).advantages_N
     np.testing.assert_allclose(got, [2 / 3, -2 / 3, 2 / 3, -2 / 3], rtol=0, atol=1e-15)
+
+
+def test_prime_rl_2985_one_rollout_per_task_is_no_silent_zero(monkeypatch, tmp_path):
+    """The same symptom where each task is scored by itself: the past is what a rollout is compared with."""
+    trainer = PrimeRl(monkeypatch, tmp_path)
+    config = trainer.config(batch_size=2)
+
+    def run():
+        algorithm = trainer.algo.build_algorithm(config.train.source[0].algo, None)
+        episodes = [trainer.episode(f"task {i}", r) for i, r in enumerate(GROUP_OF_ONE)]
+        for episode in episodes:
+            asyncio.run(algorithm.finalize_group([episode]))
+        return [advantages_of(e)[1][0] for e in episodes]
+
+    assert run() == [0.0, 0.0, 0.0, 0.0]
+    prime_rl.install(config, LeaveOneOut())
+    assert run() == [1.0, -1.0, 0.5, -0.5]  # past means: none, 1, (1, 0), (1, 0)
 
 
 def test_verl_7793_a_singleton_of_rloo_has_one_meaning():
