@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,25 @@ def cannot_write(path: str | os.PathLike[str], error: OSError, if_it_fails: str 
     return InputError(f"cannot be written: {why}" + (f"; {if_it_fails}" if if_it_fails else ""), file=path)
 
 
+def check_writable(*paths: str | os.PathLike[str] | None) -> None:
+    """Refuse an output file in a folder that is not there, or that is one, before an hour is spent on computing it.
+
+    Raises:
+        InputError: naming the file.
+    """
+    for path in filter(None, paths):
+        folder = Path(path).expanduser().parent
+        if not folder.is_dir():
+            raise InputError(f"cannot be written: there is no directory {folder}", file=path)
+        if Path(path).is_dir():
+            raise InputError("cannot be written: it is a directory; name a file in it", file=path)
+        if not os.access(folder, os.W_OK):
+            raise InputError(f"cannot be written: no permission in {folder}", file=path)
+
+
 def plain_json(value: Any) -> Any:
-    """The same value in what JSON has: NaN and infinities become None, named tuples dicts, arrays and tuples lists.
+    """The same value in what JSON has: NaN and infinities become None, named tuples and dataclasses dicts, arrays and
+    tuples lists.
 
     >>> plain_json({"ratio": float("nan"), "counts": (1, 2)})
     {'ratio': None, 'counts': [1, 2]}
@@ -78,6 +96,8 @@ def plain_json(value: Any) -> Any:
         return value if np.isfinite(value) else None
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()  # type: ignore[attr-defined]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

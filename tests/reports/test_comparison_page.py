@@ -191,7 +191,6 @@ def test_one_arm_alone(tmp_path: Path) -> None:
 def test_markdown(found: Analysis) -> None:
     text = comparison_markdown(found, "rollonce report out")
     assert "| none | 5 | 37.5%" in text
-    assert "PREDICTION" in text
     assert "Made by `rollonce report out`" in text
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
@@ -199,12 +198,6 @@ def test_markdown(found: Analysis) -> None:
 
 def test_same_runs_same_page(found: Analysis, root: Path) -> None:
     assert render_comparison(analyse(load_runs(root)), "x") == render_comparison(found, "x")
-
-
-def test_without_a_critic_no_prediction(tmp_path: Path) -> None:
-    planted = {k: v for k, v in arms().items() if k != "critic"}
-    found = analyse(load_runs(write_runs(tmp_path / "out", planted)))
-    assert "PREDICTION" not in render_comparison(found, "x")
 
 
 def test_small_words() -> None:
@@ -238,7 +231,6 @@ def test_the_command_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out["settings"]["difference"] == 0.01
     flash = next(d for d in out["differences"] if d["arm"] == "flashreinforce")
     assert flash["final"]["sampled"]["estimate"]["value"] == pytest.approx(0.1, abs=1e-6)
-    assert "PREDICTION" in out["critic_cost"]["what"]
 
 
 @pytest.mark.parametrize(

@@ -274,12 +274,10 @@ def _sentences(s: Settings, done: Collected, summary: Summary, cost: Cost) -> li
 
 
 def _as_json(s: Settings, done: Collected, summary: Summary, cost: Cost, following: str) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, float):
-            return value if math.isfinite(value) else None
-        if hasattr(value, "_asdict"):
-            return {k: plain(v) for k, v in value._asdict().items()}
-        return list(value) if isinstance(value, tuple) else value
-
-    top = plain(summary) | {"file": str(done.path), "added": done.added, "next": following}
-    return top | {"counts": plain(done.counts), "cost": plain(cost), "server": done.server, "settings": s.pinned()}
+    top = summary._asdict() | {"file": str(done.path), "added": done.added, "next": following}
+    return top | {
+        "counts": done.counts,
+        "cost": cost,
+        "server": done.server,
+        "settings": s.pinned(),
+    }

@@ -53,7 +53,7 @@ def run(args: Args) -> int:
 
     config = load_config(args.config)
     need_extra()
-    from rollonce.reports.files import check_writable
+    from rollonce.files import check_writable
     from rollonce.training.compare import Progress, check_start, compare
 
     changes = {

@@ -104,8 +104,8 @@ def run(args: Args) -> int:
         InputError: for anything wrong with options, policy, tasks or rewards.
     """
     from rollonce.commands.saved import load_saved
+    from rollonce.files import check_writable
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
-    from rollonce.reports.files import check_writable
 
     _check(args)
     check_writable(args.report)

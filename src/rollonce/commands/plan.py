@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
@@ -102,9 +102,7 @@ def run(args: Args) -> int:
         raise InputError("--n and --true-difference belong to --power")
     made, assumed = _from_file(args) if args.files else _from_moments(args)
     if args.json:
-        groups = [{k: _number(v) for k, v in g._asdict().items()} for g in made.groups]
-        top = {k: _number(v) if isinstance(v, float) else v for k, v in made._asdict().items()}
-        print_json(top | {"difficulty": made.difficulty._asdict(), "groups": groups, "assumed": assumed})
+        print_json(made._asdict() | {"assumed": assumed})
     else:
         _show_plan(made, assumed)
     return 0
@@ -272,7 +270,3 @@ def _show_power(args: Args, rules: list[Power]) -> None:
 
 def _percent(x: float) -> str:
     return "" if math.isnan(x) else f"{x:.0%}"
-
-
-def _number(x: Any) -> Any:
-    return None if isinstance(x, float) and not math.isfinite(x) else x

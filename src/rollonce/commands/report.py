@@ -65,7 +65,7 @@ def run(args: Args) -> int:
         InputError: for a directory without usable runs, or bad options.
     """
     from rollonce.comparison import Settings, analyse, load_runs
-    from rollonce.reports.files import check_writable, write_text
+    from rollonce.files import check_writable, write_whole_file
 
     if not args.directory:
         raise InputError("no DIR given; name the directory that `rollonce compare` wrote")
@@ -91,7 +91,7 @@ def run(args: Args) -> int:
     if args.markdown:
         from rollonce.reports.comparison_markdown import comparison_markdown
 
-        write_text(args.markdown, comparison_markdown(found, command))
+        write_whole_file(args.markdown, comparison_markdown(found, command))
     if args.json:
         print_json(comparison_json(found, command))
     else:
@@ -104,11 +104,8 @@ def run(args: Args) -> int:
 
 
 def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
-    """What ``--json`` prints: the whole comparison, its verdict in words, and the critic's predicted cost marked as
-    such."""
+    """What ``--json`` prints: the whole comparison and its verdict in words."""
     from rollonce import __version__
-    from rollonce.comparison.cost_model import Setup, predictions
-    from rollonce.comparison.results import plain
     from rollonce.reports.comparison_words import comparison_verdict
 
     return {
@@ -116,9 +113,4 @@ def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
         "command": command,
         "verdict": comparison_verdict(found)._asdict(),
         **found.to_dict(),
-        "critic_cost": {
-            "what": "PREDICTION from formulas, not measured",
-            "assumptions": plain(Setup()),
-            "table": plain(predictions()),
-        },
     }

@@ -76,7 +76,8 @@ def run(args: Args) -> int:
     Raises:
         InputError: for anything wrong with files or options.
     """
-    from rollonce.reports.files import boards_json, check_writable, write_csv
+    from rollonce.files import check_writable
+    from rollonce.reports.files import boards_json, write_csv
 
     settings = _settings(args)
     check_writable(args.csv, args.report)

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from tyro.conf import arg
 
+from rollonce.files import plain_json
+
 Flag = Annotated[bool, arg(help_behavior_hint="")]
 """A switch that is off unless given; "(default: False)" behind each would say nothing."""
 
@@ -33,8 +35,8 @@ def remark(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout. ASCII escapes, so that no encoding of the terminal can break it."""
-    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    """One JSON document on stdout, NaN as null. ASCII escapes, so that no encoding of the terminal can break it."""
+    sys.stdout.write(json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n")
 
 
 def command_line(verb: str, words: list[str] | None = None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
+from rollonce.files import plain_json
 
 if TYPE_CHECKING:
     from rollonce.baselines import Baseline, Batch
@@ -97,9 +97,7 @@ def _replay(args: Args) -> int:
         raise InputError(_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
     notes = [f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}"] if table.skipped else []
     if args.json:
-        print_json(
-            {"command": command_line("watch"), "log": table.source, "scores": plain_scores(scores), "notes": notes}
-        )
+        print_json({"command": command_line("watch"), "log": table.source, "scores": scores, "notes": notes})
         return 0
     console = out()
     console.print(watch_view(console, table.name, scores))
@@ -188,7 +186,7 @@ def _follow(args: Args) -> int:
             if not scores:
                 continue
             if args.json:
-                print(json.dumps({"scores": plain_scores(scores)}, allow_nan=False), flush=True)
+                print(json.dumps({"scores": plain_json(scores)}, allow_nan=False), flush=True)
             elif live is not None:
                 live.update(watch_view(console, args.log[0], scores))
             else:
@@ -258,20 +256,3 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
             waiting = waiting[end:]
     if waiting and waiting[0][0] is not None and args.batch_size is None:
         yield batch(waiting)
-
-
-# Output
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def plain_scores(scores: Sequence[WatchScore]) -> list[dict[str, Any]]:
-    """As JSON; NaN becomes null."""
-
-    def plain(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return [
-        {k: plain(float(v) if hasattr(v, "dtype") else v) for k, v in s._asdict().items() if k != "ratio"}
-        | {"ratio": {k: plain(float(v)) for k, v in s.ratio._asdict().items()}}
-        for s in scores
-    ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from rollonce.comparison.curves import CurvePoint, Reach
 from rollonce.comparison.intervals import Crossed
 from rollonce.comparison.rates import RateCurve
 from rollonce.comparison.runs import LeftOut
+from rollonce.files import plain_json
 from rollonce.scoring import Estimate
 
 
@@ -193,22 +191,4 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: NaN and infinity become null."""
-        return plain(self)
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses and named tuples as dictionaries, numbers of numpy as Python's, what JSON has no number for as
-    None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {k: plain(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
+        return plain_json(self)

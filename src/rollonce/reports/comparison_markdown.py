@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from rollonce import __version__
 from rollonce.comparison import Analysis
-from rollonce.comparison.cost_model import predictions
 from rollonce.comparison.reading import PARTS
-from rollonce.reports.comparison_page import KINDS, assumptions, p_text
+from rollonce.reports.comparison_page import p_text
 from rollonce.reports.comparison_words import (
     bracket,
     comparison_verdict,
@@ -150,27 +149,6 @@ def comparison_markdown(found: Analysis, command: str) -> str:
             for p in c.points
         ]
         out += _table(["arm", "rate", "final, 95%", "hold-out", "collapsed"], rows)
-    if any(a.times.shares["critic"] > 0.005 for a in found.arms):
-        out += [
-            "",
-            "## PREDICTION: a token-level critic at 1 to 8 billion parameters",
-            "",
-            f"Not measured. {assumptions()}",
-            "",
-        ]
-        rows = [
-            [
-                p.model,
-                KINDS[p.kind],
-                number(p.memory / 1e9, 0),
-                number(p.memory_ratio),
-                seconds(p.seconds),
-                number(p.time_ratio),
-                percent(p.critic_share),
-            ]
-            for p in predictions()
-        ]
-        out += _table(["policy", "critic", "memory, GB", "×", "a step", "×", "critic's share"], rows)
     if found.notes or found.left_out:
         out += ["", "## To know", "", *(f"* {note}" for note in found.notes)]
         out += [f"* Not used: {line}" for line in left_out_lines(found)]

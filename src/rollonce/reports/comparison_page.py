@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from rollonce import __version__
 from rollonce.comparison import Analysis, ArmSummary
-from rollonce.comparison.cost_model import MODELS, Setup, predict, predictions
 from rollonce.comparison.reading import PARTS
+from rollonce.files import write_whole_file
 from rollonce.reports import svg
 from rollonce.reports.comparison_svg import BANDS, Line, chart, linear_scale, seed_bar, stack
 from rollonce.reports.comparison_words import (
@@ -30,18 +30,11 @@ from rollonce.reports.comparison_words import (
     seconds,
     shadow_sentence,
 )
-from rollonce.reports.files import write_text
 from rollonce.reports.page import breakable, kind_of, subscript
 from rollonce.reports.words import interval, number
 from rollonce.scoring import Estimate
 
 COLOURS = 10
-KINDS = {
-    "none": "none",
-    "head": "value head",
-    "head_own_pass": "value head, forward pass of its own",
-    "network": "network as large as the policy",
-}
 _SHORT = {
     "baseline_outcome_correlation": "correlation of baseline and outcome",
     "advantage_var": "variance of advantages",
@@ -71,7 +64,7 @@ def write_comparison_page(path: str, found: Analysis, command: str) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    write_text(path, render_comparison(found, command))
+    write_whole_file(path, render_comparison(found, command))
 
 
 def render_comparison(found: Analysis, command: str) -> str:
@@ -101,7 +94,6 @@ def render_comparison(found: Analysis, command: str) -> str:
     ]
     clock = "CPU" if found.clock == "cpu" else "Wall-clock"
     names = ", ".join(a.name for a in found.arms)
-    with_critic = any(a.times.shares["critic"] > 0.005 for a in found.arms)
     return environment.get_template("comparison.html").render(
         title=f"{len(found.arms)} arms compared",
         a=found,
@@ -125,10 +117,6 @@ def render_comparison(found: Analysis, command: str) -> str:
         **_shadow(found),
         **_rates(found),
         **_inside(found),
-        prediction=predictions() if with_critic else None,
-        formulas=predict(MODELS[0], "network").lines if with_critic else [],
-        assumptions=assumptions(),
-        kinds=KINDS,
         left_out=left_out_lines(found),
         command=command,
         version=__version__,
@@ -138,18 +126,6 @@ def render_comparison(found: Analysis, command: str) -> str:
 def p_text(p: float) -> str:
     """A p value as people write it."""
     return "-" if math.isnan(p) else "< .001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
-
-
-def assumptions() -> str:
-    """What the critic's cost model assumes, in a sentence."""
-    s = Setup()
-    return (
-        f"Assumed: {s.rollouts} rollouts a step of {s.prompt} prompt and {s.response} response tokens on {s.gpus} GPUs "
-        f"of {s.flops / 1e12:.0f} TFLOP/s and {s.bandwidth / 1e12:.2f} TB/s; training at {s.mfu:.0%} of the peak, "
-        f"forward passes at {s.mfu_prefill:.0%}, decoding {s.rows} sequences a GPU at {s.bandwidth_use:.0%} of the "
-        f"bandwidth; activations {'recomputed' if s.recompute else 'kept'}; {s.critic_epochs} epoch of the critic; "
-        "nothing overlaps."
-    )
 
 
 def _times_100(e: Estimate) -> Estimate:

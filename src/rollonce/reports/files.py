@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rollonce import __version__
-from rollonce.errors import InputError
+from rollonce.files import write_whole_file
 from rollonce.reports.words import verdict
-from rollonce.scoring import Board
+from rollonce.scoring import Board, Score
 
 CSV_COLUMNS = (
     "set",
@@ -52,83 +50,33 @@ def boards_json(boards: Sequence[Board], command: str) -> dict[str, Any]:
 
 
 def write_csv(path: str, boards: Sequence[Board]) -> None:
-    """One row a set and baseline, in the order of the board; ``rank`` is empty for what stands apart (``needs`` says
-    why).
+    """One row for each set and baseline, in the order of the board; ``rank`` is empty for what stands apart (``needs``
+    says why).
 
     Raises:
         InputError: if the file cannot be written.
     """
-    try:
-        with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as f:
-            writer = csv.writer(f)
-            writer.writerow(CSV_COLUMNS)
-            for board in boards:
-                m = board.moments
-                for rank, s in [*enumerate(board.scores, 1), *(("", s) for s in board.apart)]:
-                    row = [
-                        board.name,
-                        board.batch_size,
-                        rank,
-                        s.label,
-                        s.needs,
-                        *s.b_eff,
-                        *s.ratio,
-                        s.mse,
-                        s.advantage_variance,
-                        s.explained,
-                    ]
-                    row += [
-                        s.dead,
-                        s.window,
-                        s.window_asked,
-                        s.method,
-                        s.scored_as,
-                        s.n_batches,
-                        m.n_tasks,
-                        m.n_rollouts,
-                        m.snr.value,
-                    ]
-                    writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(CSV_COLUMNS)
+    for board in boards:
+        for rank, score in [*enumerate(board.scores, 1), *(("", s) for s in board.apart)]:
+            others = _beside_the_score(board, rank, score)
+            row = [others[name] if name in others else getattr(score, name) for name in CSV_COLUMNS]
+            writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+    write_whole_file(path, text.getvalue())
 
 
-def write_text(path: str, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        InputError: if it cannot be written.
-    """
-    try:
-        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".", suffix=Path(path).suffix)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:
-                f.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-def check_writable(*paths: str | None) -> None:
-    """Refuse an output file in a folder that is not there, or that is one, before an hour is spent on computing it.
-
-    Raises:
-        InputError: naming the file.
-    """
-    for path in filter(None, paths):
-        folder = Path(path).expanduser().parent
-        if not folder.is_dir():
-            raise InputError(f"cannot be written: there is no directory {folder}", file=path)
-        if Path(path).is_dir():
-            raise InputError("cannot be written: it is a directory; name a file in it", file=path)
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"cannot be written: no permission in {folder}", file=path)
-
-
-def cannot_write(path: str, error: OSError) -> InputError:
-    """The sentence for a failed write."""
-    return InputError(f"cannot be written: {error.strerror or error}", file=path)
+def _beside_the_score(board: Board, rank: int | str, score: Score) -> dict[str, Any]:
+    moments = board.moments
+    return {
+        "set": board.name,
+        "batch_size": board.batch_size,
+        "rank": rank,
+        "baseline": score.label,
+        **{f"b_eff{end}": v for end, v in zip(("", "_low", "_high"), score.b_eff, strict=True)},
+        **{f"ratio{end}": v for end, v in zip(("", "_low", "_high"), score.ratio, strict=True)},
+        "n_tasks": moments.n_tasks,
+        "n_rollouts": moments.n_rollouts,
+        "snr": moments.snr.value,
+    }

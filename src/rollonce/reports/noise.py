@@ -231,21 +231,11 @@ def _approximations(report: NoiseReport, ratio: OnPolicy) -> Table:
 
 
 def noise_json(report: NoiseReport, gradients: ScoreGradients, lag: Lag | None = None) -> dict[str, Any]:
-    """Everything as plain JSON; what is not finite is null."""
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, tuple) and hasattr(value, "_asdict"):
-            return {k: bare(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-        if isinstance(value, list | tuple):
-            return [bare(v) for v in value]
-        if isinstance(value, float | np.floating):
-            return float(value) if np.isfinite(value) else None
-        return value
-
-    out = bare(report) | {
+    """Everything that ``--json`` prints."""
+    out = report._asdict() | {
         "verdict": verdict(report),
         "winner": report.winner,
         "predicted_winner": report.predicted_winner,
-        "gradients": {k: bare(getattr(gradients, k)) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")},
+        "gradients": {k: getattr(gradients, k) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")},
     }
-    return out | ({"lag": bare(lag)} if lag is not None else {})
+    return out | ({"lag": lag} if lag is not None else {})

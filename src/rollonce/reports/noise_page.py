@@ -9,10 +9,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from rollonce import __version__
+from rollonce.files import write_whole_file
 from rollonce.noise.gradients import ScoreGradients
 from rollonce.noise.report import Lag, NoiseReport
 from rollonce.reports import svg
-from rollonce.reports.files import write_text
 from rollonce.reports.noise import approximation_rows, lag_lines, plain, verdict
 from rollonce.reports.page import subscript
 from rollonce.scoring import Estimate
@@ -66,7 +66,7 @@ def write_noise_page(
         command=command,
         version=__version__,
     )
-    write_text(path, page)
+    write_whole_file(path, page)
 
 
 def _bar(measured: Estimate, predicted: Estimate, scale: svg.Scale) -> Markup:

@@ -12,8 +12,8 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from rollonce import __version__
+from rollonce.files import write_whole_file
 from rollonce.reports import svg
-from rollonce.reports.files import write_text
 from rollonce.reports.words import capital, interval, number, precision, significant, verdict
 from rollonce.scoring import Board, Estimate, Score
 
@@ -38,7 +38,7 @@ def write_page(path: str, boards: Sequence[Board], command: str) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    write_text(path, render(boards, command))
+    write_whole_file(path, render(boards, command))
 
 
 def render(boards: Sequence[Board], command: str) -> str:

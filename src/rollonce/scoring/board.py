@@ -26,6 +26,7 @@ from rollonce.baselines import (
 )
 from rollonce.errors import InputError
 from rollonce.features import LogLength, Tfidf
+from rollonce.files import plain_json
 from rollonce.kernels import Buckets, Nearest, Rbf, Softmax
 from rollonce.rollouts import Rollouts, Tasks
 from rollonce.scoring.groups import GroupScore, group_scores
@@ -76,19 +77,7 @@ class Board:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; NaN and infinities become null."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, tuple) and hasattr(value, "_asdict"):
-                return {k: plain(v) for k, v in value._asdict().items()}  # type: ignore[attr-defined]
-            if isinstance(value, dict):
-                return {k: plain(v) for k, v in value.items()}
-            if isinstance(value, list | tuple):
-                return [plain(v) for v in value]
-            if isinstance(value, float | np.floating):
-                return float(value) if np.isfinite(value) else None
-            return value
-
-        return {k: plain(getattr(self, k)) for k in self.__dataclass_fields__}
+        return plain_json(self)
 
 
 def default_baselines(tasks: Tasks, window: int = 512) -> list[Baseline]:

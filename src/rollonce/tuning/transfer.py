@@ -20,6 +20,7 @@ import numpy as np
 
 from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother, published_tfidf
 from rollonce.errors import InputError
+from rollonce.files import plain_json
 from rollonce.kernels import Buckets
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import Estimate, check_scorable
@@ -64,33 +65,16 @@ class TransferResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; NaN becomes null."""
-
-        def number(x: float) -> float | None:
-            return float(x) if np.isfinite(x) else None
-
-        rows = {
-            name: [
-                {
-                    "ratio": [number(x) for x in c.ratio],
-                    "label": c.label,
-                    "cross_fitted": c.cross_fitted,
-                    "geometric": None,
-                }
-                for c in cells
-            ]
-            for name, cells in self.rows.items()
-        }
-        for cells in rows.values():
-            for c in cells:
-                del c["geometric"]
-        means = {name: number(geometric_mean(cells)) for name, cells in self.rows.items()}
-        return {
-            "columns": self.columns,
-            "rows": rows,
-            "geometric_means": means,
-            "sentences": self.sentences,
-            "settings": self.settings,
-        }
+        cells = {name: [c._asdict() | {"ratio": list(c.ratio)} for c in row] for name, row in self.rows.items()}
+        return plain_json(
+            {
+                "columns": self.columns,
+                "rows": cells,
+                "geometric_means": {name: geometric_mean(row) for name, row in self.rows.items()},
+                "sentences": self.sentences,
+                "settings": self.settings,
+            }
+        )
 
 
 class _Choice:

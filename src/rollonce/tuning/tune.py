@@ -17,8 +17,9 @@ import numpy as np
 
 from rollonce.baselines import LeaveOneOut, LinearSmoother, published_tfidf
 from rollonce.errors import InputError
+from rollonce.files import plain_json
 from rollonce.rollouts import IntArray, Rollouts
-from rollonce.scoring import Score, check_scorable
+from rollonce.scoring import check_scorable
 from rollonce.tuning.objective import Objective, paired_z, ratio
 from rollonce.tuning.parts import CROSS_FIT_BELOW, FoldScorer, Judged, PerTarget, ReportPart, divide, split
 from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importances, trials_for
@@ -101,10 +102,10 @@ class TuneResult:
         out = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in ("baseline", "judged")}
         out["baseline"] = {"label": self.baseline.label, "config": self.baseline.config()}
         for k in ("score", "loo", "published"):
-            out["reported" if k == "score" else k] = _score_dict(getattr(self.judged, k))
-        out["over_published"] = self.judged.over_published._asdict()
+            out["reported" if k == "score" else k] = getattr(self.judged, k)
+        out["over_published"] = self.judged.over_published
         out["optimism"] = self.optimism
-        return _plain(out)
+        return plain_json(out)
 
 
 def tune(
@@ -345,17 +346,3 @@ def table_hash(rollouts: Rollouts) -> str:
 def _fingerprint(rollouts: Rollouts, settings: dict[str, Any]) -> str:
     kept = {k: v for k, v in settings.items() if k not in ("resamples", "report_batches", "sampler")}
     return hashlib.sha256((table_hash(rollouts) + json.dumps(kept, sort_keys=True)).encode()).hexdigest()[:12]
-
-
-def _score_dict(score: Score) -> dict[str, Any]:
-    return {k: v._asdict() if hasattr(v, "_asdict") else v for k, v in score._asdict().items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value

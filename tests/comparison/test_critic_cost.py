@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from rollonce.comparison.cost_model import KINDS, MODELS, Model, Setup, predict, predictions
 from rollonce.errors import InputError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "critic_cost"))
+from critic_cost import KINDS, MODELS, Model, Setup, predict, predictions
 
 # A billion parameters, d 1000, 10 layers, 1000 bytes of cache a token; 8 rollouts of 100 + 400 tokens: M = 4000 tokens.
 TINY = Model("tiny", 1e9, 1000, 10, 1000)

@@ -1,6 +1,8 @@
 """What a token-level critic costs at 1 to 8 billion parameters, beside one rollout per task and groups. A PREDICTION,
 not a measurement.
 
+`python studies/critic_cost/critic_cost.py` prints the table of README.md.
+
 Every figure is a formula of a few assumptions, named in `Setup`. Two things are deliberately simple: attention's own
 FLOPs are left out (4 layers d T a token: 3% of 2 N at 8B and 1,200 tokens), and nothing overlaps.
 
@@ -283,3 +285,13 @@ def predictions(models: Sequence[Model] = MODELS, setup: Setup | None = None) ->
                 )
             )
     return out
+
+
+if __name__ == "__main__":
+    print("| policy | critic | memory, GB | × | a step, s | × | critic's share | FLOPs × |")
+    print("|---|---|---|---|---|---|---|---|")
+    for p in predictions():
+        print(
+            f"| {p.model} | {p.kind} | {p.memory / 1e9:.0f} | {p.memory_ratio:.2f} | {p.seconds:.3g} | "
+            f"{p.time_ratio:.2f} | {p.critic_share:.1%} | {p.flops_ratio:.2f} |"
+        )
