@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rollonce.reports import svg
-from rollonce.reports.table import draw_bar
+from rollonce.reports.bars import draw_bar
 from rollonce.reports.words import interval, number, verdict, with_interval
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Estimate, Score, score_rollouts

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollonce.baselines import SelfTuning
-from rollonce.commands.saved import load_saved, provenance_lines
+from rollonce.commands.saved import load_saved
 from rollonce.commands.terminal import Bars
 from rollonce.errors import InputError
+from rollonce.reports.check import provenance_lines
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, check_scorable, default_baselines, group_scores, score_rollouts
 from rollonce.tuning.crossfit import crossfit_score

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.saved import provenance_lines
 from rollonce.commands.terminal import Flag, out, print_json
 from rollonce.errors import InputError
+from rollonce.reports.check import audit_json, print_audit
 
 HELP = """\
 Does a baseline leak? Changes each rollout's own reward, response and length and
@@ -62,39 +62,13 @@ def run(args: Args) -> int:
     if args.on is not None:
         prompts = read(find_sources([args.on], args.reader, together=True)[0], args.reader).tasks
     results = check_baseline(baseline, prompts=prompts, seed=args.seed)
-    failed = [r for r in results if not r.passed]
     label = baseline.label if isinstance(baseline, Baseline) else args.baseline
     provenance = baseline.provenance if isinstance(baseline, Baseline) else None
     if args.json:
-        checks = [r._asdict() for r in results]
-        print_json(
-            {
-                "baseline": args.baseline,
-                "label": label,
-                "passed": not failed,
-                "checks": checks,
-                "provenance": provenance or {},
-            }
-        )
-        return 1 if failed else 0
-    from rich.table import Table
-    from rich.text import Text
-
-    console = out()
-    console.print(Text(label, style="bold"))
-    for line in provenance_lines(provenance):
-        console.print(Text(line, style="dim"))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    for r in results:
-        verdict = Text("pass", style="green") if r.passed else Text("FAIL", style="bold red")
-        table.add_row(verdict, Text(r.name.replace("_", " ")), Text(r.message))
-    console.print(table)
-    if failed:
-        names = ", ".join(r.name.replace("_", " ") for r in failed)
-        console.print(Text(f"{len(failed)} of {len(results)} checks failed: {names}", style="bold red"))
-        return 1
-    console.print(Text(f"All {len(results)} checks hold.", style="green"))
-    return 0
+        print_json(audit_json(args.baseline, label, results, provenance))
+    else:
+        print_audit(out(), label, results, provenance)
+    return 0 if all(r.passed for r in results) else 1
 
 
 def load(what: str) -> Any:

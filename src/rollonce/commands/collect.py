@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from rollonce.collecting.store import Store
 from rollonce.collecting.summary import Cost, Summary, cost_of, summarise
 from rollonce.commands.terminal import Bars, Flag, out, print_json, remark
 from rollonce.errors import InputError
-from rollonce.reports.words import number, significant, with_interval
+from rollonce.reports.collect import print_collection
 from rollonce.rollouts import Rollouts
 
 HELP = """\
@@ -105,7 +104,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Collect, then say what was found.
+    """Collect, then say what came of it.
 
     Raises:
         InputError: for anything that the user can mend.
@@ -122,7 +121,7 @@ def run(args: Args) -> int:
     if args.json:
         print_json(_as_json(settings, done, summary, cost, following))
     else:
-        _show(settings, done, table, summary, cost, following)
+        print_collection(out(), settings, done, table, summary=summary, cost=cost, next_command=following)
     return 0
 
 
@@ -166,7 +165,7 @@ def _settings(args: Args) -> Settings:
 
 
 class _Progress:
-    """A bar in a terminal; elsewhere a line a minute."""
+    """A bar in a terminal; elsewhere one line per minute."""
 
     def __init__(self, settings: Settings, bars: Bars) -> None:
         self._settings, self._bars, self._said = settings, bars, time.monotonic()
@@ -204,73 +203,6 @@ def _next_command(done: Collected, table: Rollouts) -> str:
     if table.n_tasks < 32:
         words += ["--batch-size", str(table.n_tasks)]
     return shlex.join(words)
-
-
-def _show(s: Settings, done: Collected, table: Rollouts, summary: Summary, cost: Cost, following: str) -> None:
-    console, m = out(), summary.moments
-    say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
-    say(f"{done.path}: {table.n_tasks} tasks x {s.n_rollouts} rollouts of {s.policy} ({done.added} new)")
-    say("")
-    say(f"mean reward  {significant(m.mean)}")
-    if math.isfinite(m.s2.value):
-        say(f"s2           {significant(m.s2)}    within a task")
-        say(f"tau2         {significant(m.tau2)}    between tasks")
-        say(f"SNR          {significant(m.snr)}    tau2 / s2")
-    else:
-        say("s2, tau2     not to be told apart with one rollout a task; --rollouts 2 or more adds to this file")
-    if math.isfinite(summary.b_eff.value):
-        say(
-            f"B_eff        {with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, "
-            "95% over tasks"
-        )
-    say("")
-    for line in _sentences(s, done, summary, cost):
-        say(line)
-    say("")
-    say(f"Next: {following}")
-
-
-def _sentences(s: Settings, done: Collected, summary: Summary, cost: Cost) -> list[str]:
-    counts, lines = done.counts, []
-    if summary.more_tasks is not None:
-        all_of_them = summary.moments.n_tasks + summary.more_tasks
-        text = (
-            f"About {summary.more_tasks} more tasks ({all_of_them} in all) would halve that interval: it shrinks as "
-            "1/sqrt(tasks)."
-        )
-        if math.isfinite(summary.halves):
-            text += f" On halves of these tasks it is {summary.halves:.2f} times as wide (1.41 by that rule)."
-        lines.append(text)
-    elif summary.moments.s2.value == 0:
-        lines.append(
-            "The rewards of a task never differ, so there is no noise to hold a baseline against and no interval."
-        )
-    share = counts.truncated / max(counts.rollouts, 1)
-    if counts.truncated:
-        lines.append(
-            f"{counts.truncated} rollouts ({share:.0%}) met the limit of {s.max_tokens} tokens and have reward 0."
-        )
-    if counts.failures:
-        kinds = ", ".join(f"{k} {v}" for k, v in sorted(counts.failures.items()))
-        lines.append(f"{sum(counts.failures.values())} could not be graded and have reward 0: {kinds}.")
-    repeated = summary.moments.n_repeated
-    if repeated and summary.same_text == repeated:
-        lines.append(
-            "In every task all rollouts are the same text: the server seems to decode greedily (transformers serve "
-            "does unless the model's "
-            "generation_config.json has do_sample) or to ignore --temperature. These are no samples."
-        )
-    money = "" if cost.money is None else f", {cost.money:.4g} at the prices given"
-    again = f", {counts.retries} requests sent again" if counts.retries else ""
-    lines.append(
-        f"{number(cost.prompt_tokens, 0)} prompt and {number(cost.response_tokens, 0)} response tokens, "
-        f"{cost.seconds:.0f} s{money}{again}."
-    )
-    if cost.unknown:
-        lines.append(f"The server did not report the tokens of {cost.unknown} rollouts; they are not in that sum.")
-    if "refused" in str(done.server.get("seed", "")):
-        lines.append("The server takes no seeds, so sampling again would give other rollouts.")
-    return lines
 
 
 def _as_json(s: Settings, done: Collected, summary: Summary, cost: Cost, following: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from dataclasses import dataclass, field
@@ -11,12 +10,14 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from rollonce import __version__
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
 from rollonce.errors import InputError
+from rollonce.files import check_writable
+from rollonce.reports.tune import print_tuning
+from rollonce.tuning.provenance import provenance
 from rollonce.tuning.search import SAMPLERS, Budget
-from rollonce.tuning.tune import TuneResult, tune
+from rollonce.tuning.tune import tune
 
 HELP = """\
 Hill-climb to a baseline on rollouts you have, save it as one small file, and
@@ -84,8 +85,7 @@ def run(args: Args) -> int:
     budget = Budget.parse(args.budget)
     if args.sampler not in SAMPLERS:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, not {args.sampler!r}")
-    if not Path(args.out).parent.is_dir():
-        raise InputError("the folder to write to does not exist", file=args.out)
+    check_writable(args.out)
     sources = find_sources(args.files, args.reader, together=True)
     if len(sources) != 1:
         raise InputError(
@@ -106,11 +106,11 @@ def run(args: Args) -> int:
             resamples=args.resamples,
             progress=_progress(bars, budget),
         )
-    result.baseline.save(args.out, provenance(result, [str(f) for f in sources[0].files]))
+    result.baseline.save(args.out, provenance(result, sources[0].files, command_line("tune")))
     if args.json:
         print_json(result.to_dict())
     else:
-        out().print(text(result), soft_wrap=True, markup=False)
+        print_tuning(out(), result)
     remark(f"wrote {args.out} ({Path(args.out).stat().st_size / 1000:.0f} kB)")
     return 0
 
@@ -129,84 +129,3 @@ def _progress(bars: Bars, budget: Budget) -> Any:
             remark(f"{label}: {n} trials, {seconds:.0f} s, best so far {best:.3f} of LOO")
 
     return tell
-
-
-def provenance(result: TuneResult, files: list[str]) -> dict[str, Any]:
-    """What the saved file says of where it comes from."""
-    import numpy
-
-    ratio = result.judged.score.ratio
-    space = {k: v for k, v in result.settings.items() if k != "space"}
-    return {
-        "command": command_line("tune"),
-        "tuned_on": result.name,
-        "source": result.source,
-        "file_sha256": {Path(f).name: hashlib.sha256(Path(f).read_bytes()).hexdigest()[:16] for f in files},
-        "tasks": result.settings["n_tasks"],
-        "rollouts": result.settings["n_rollouts"],
-        "rollouts_hash": result.settings["rollouts_hash"],
-        "settings": space,
-        "reported_ratio_to_loo": [_number(x) for x in ratio],
-        "reported_b_eff": [_number(x) for x in result.judged.score.b_eff],
-        "reported_how": "cross-fitted procedure" if result.cross_fitted else "held-out report part",
-        "tuned_ratio_to_loo": _number(result.tuned),
-        "fell_back_to_loo": result.is_loo,
-        "versions": {"rollonce": __version__, "numpy": numpy.__version__},
-    }
-
-
-def _number(x: float) -> float | None:
-    return round(float(x), 6) if x == x and abs(x) != float("inf") else None
-
-
-def text(r: TuneResult) -> str:
-    """What the command prints."""
-    j = r.judged
-    how = (
-        "cross-fitted, every task judged by a search that never saw it"
-        if r.cross_fitted
-        else f"{r.counts.get('report')} tasks that the search never saw"
-    )
-    lines = [
-        f"{r.name}: {r.settings['n_tasks']} tasks, {r.settings['n_rollouts']} rollouts, B = {r.batch_size}",
-        "",
-        f"chosen     {r.baseline.label}",
-        f"best trial {r.best_trial}" if r.best_trial != r.baseline.label else "",
-        "",
-        "B_eff relative to the in-batch LOO mean",
-        f"  tuned     {r.tuned:.3f}   best of {r.n_trials} trials on the tune part: optimistic",
-        f"  chosen    {r.chosen:.3f}   best finalist on the choose part ({r.chosen_z:+.1f} standard errors over LOO)",
-        f"  reported  {j.score.ratio:.3f}   {how}",
-        f"  optimism  {r.optimism:+.3f}   tuned minus reported",
-        "",
-        "reported B_eff"
-        + ("" if j.score.b_eff.value == j.score.b_eff.value else " (unknown without repeated rollouts)"),
-        f"  tuned baseline    {j.score.b_eff:.3g}" + (f"   window {j.score.window}" if j.score.window else ""),
-        f"  LOO mean          {j.loo.b_eff:.3g}",
-        f"  published TF-IDF  {j.published.b_eff:.3g}",
-        f"  tuned over published TF-IDF, paired: {j.over_published:.3f}",
-        "",
-        f"How easy it was: best so far on the tune part ({r.n_trials} trials, {r.seconds_of_trials:.1f} s)",
-        *(f"  after {n:>5} trials, {s:7.1f} s   {best:.3f} {_bar(best, r.curve)}" for n, s, best in _thinned(r.curve)),
-    ]
-    if r.trials_for_95 is not None:
-        lines.append(f"  95% of the final gain after {r.trials_for_95} trials")
-    for label, shares in r.importances.items():
-        top = sorted(shares.items(), key=lambda p: -p[1])[:5]
-        lines.append(f"What mattered ({label}): " + ", ".join(f"{k} {v:.0%}" for k, v in top if v >= 0.005))
-    if r.fold_labels:
-        lines += ["", "Chosen in each fold:", *(f"  {label}" for label in r.fold_labels)]
-    lines += ["", *(f"Note: {n}" for n in r.notes)]
-    return "\n".join(line for i, line in enumerate(lines) if line or (i and lines[i - 1])).rstrip()
-
-
-def _thinned(curve: list[tuple[int, float, float]], most: int = 10) -> list[tuple[int, float, float]]:
-    if len(curve) <= most:
-        return curve
-    keep = {round(i * (len(curve) - 1) / (most - 1)) for i in range(most)}
-    return [c for i, c in enumerate(curve) if i in keep]
-
-
-def _bar(best: float, curve: list[tuple[int, float, float]]) -> str:
-    low, high = min(c[2] for c in curve), max(c[2] for c in curve)
-    return "#" * round(1 + 24 * (best - low) / (high - low)) if high > low else "#"

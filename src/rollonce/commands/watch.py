@@ -79,7 +79,7 @@ def run(args: Args) -> int:
 
 
 def _replay(args: Args) -> int:
-    from rollonce.reports.table import watch_view
+    from rollonce.reports.watch import watch_view
     from rollonce.scoring import Watcher, steps_of
 
     source = find_sources(args.log, args.reader, together=True)
@@ -171,7 +171,7 @@ class _Growing:
 def _follow(args: Args) -> int:
     from rich.live import Live
 
-    from rollonce.reports.table import watch_view
+    from rollonce.reports.watch import step_line, watch_view
 
     console = out()
     growing = _Growing(args)
@@ -190,12 +190,7 @@ def _follow(args: Args) -> int:
             elif live is not None:
                 live.update(watch_view(console, args.log[0], scores))
             else:
-                best = scores[0]
-                print(
-                    f"step {best.steps}: {best.label} ahead, {best.ratio.value:.3f} x LOO (last 20 steps: "
-                    f"{best.recent:.3f})",
-                    flush=True,
-                )
+                print(step_line(scores), flush=True)
     finally:
         if live is not None:
             live.stop()

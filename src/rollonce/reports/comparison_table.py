@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollonce.comparison import Analysis
+from rollonce.reports.bars import encodable
 from rollonce.reports.comparison_words import (
     bracket,
     comparison_verdict,
@@ -22,7 +23,6 @@ from rollonce.reports.comparison_words import (
     seconds,
     shadow_sentence,
 )
-from rollonce.reports.table import safe
 from rollonce.reports.words import interval, number
 
 
@@ -32,7 +32,7 @@ def print_comparison(console: Console, found: Analysis) -> None:
     verdict = comparison_verdict(found)
 
     def say(text: str, style: str = "") -> None:
-        console.print(Text(safe(console, text), style=style))
+        console.print(Text(encodable(console, text), style=style))
 
     console.print()
     say(verdict.headline, "bold")
@@ -76,7 +76,7 @@ def _finals(console: Console, found: Analysis, mode: str) -> Table:
         else:
             style = {"better": "green", "worse": "red"}.get(outcome(d, mode), "")
             cells += [points(d.final[mode].estimate.value), bracket(d.final[mode].estimate)]
-        table.add_row(*(Text(safe(console, c), style=style if i >= 4 else "") for i, c in enumerate(cells)))
+        table.add_row(*(Text(encodable(console, c), style=style if i >= 4 else "") for i, c in enumerate(cells)))
     return table
 
 
@@ -94,5 +94,5 @@ def _costs(console: Console, found: Analysis) -> Table:
         cells = [arm.name, seconds(sum(arm.times.per_step.values())), percent(arm.times.shares["critic"]), *relative]
         if found.reach:
             cells += [count(found.reach.rollouts[arm.name].median), seconds(found.reach.seconds[arm.name].median)]
-        table.add_row(*(Text(safe(console, c)) for c in cells))
+        table.add_row(*(Text(encodable(console, c)) for c in cells))
     return table

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollonce.baselines import Baseline
 from rollonce.errors import InputError
-from rollonce.scoring import loo_b_eff
+from rollonce.rollouts import Rollouts
+from rollonce.scoring import Scorer, dead_group_fraction, loo_b_eff, moments
 
 GROUP_SIZES = (2, 4, 8, 16)
 
@@ -54,7 +56,8 @@ class GroupPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Attributes: ``b_eff`` and ``variance`` of one rollout per task, the Beta fitted (or None), and the groups."""
+    """Attributes: ``b_eff`` and ``variance`` of one rollout per task, the Beta fitted (or None), the groups, and in
+    sentences what is assumed."""
 
     budget: int
     rho: float
@@ -64,6 +67,7 @@ class Plan(NamedTuple):
     variance: float
     beta: tuple[float, float] | None
     groups: list[GroupPlan]
+    assumed: tuple[str, ...] = ()
 
 
 def difficulty(
@@ -168,3 +172,85 @@ def plan(
         counted = (dead_data or {}).get(g, np.nan)
         groups.append(GroupPlan(g, budget / g, budget * (g - 1) / g, rho * g + g / (g - 1), crossing, dead, counted))
     return Plan(budget, rho, d, loo, mine, rho + budget / mine, beta, groups)
+
+
+def plan_from_moments(
+    budget: int, d: Difficulty, *, ratio: float | None = None, rho: float = 0.0, mean_known: bool = True
+) -> Plan:
+    """A `plan` from moments that are given, with what it assumes in sentences (arguments as of `plan`)."""
+    assumed = ["The moments are as given.", *_always_assumed(rho)]
+    if not mean_known:
+        assumed.append(
+            f"Rewards are 0/1, with a mean of {d.mean:.2f} or {1 - d.mean:.2f} (degenerate groups are the same for "
+            "both)."
+        )
+    if ratio is None:
+        assumed.append("The baseline is the LOO mean (--b-eff-ratio 1).")
+    return plan(budget, d, ratio=ratio or 1.0, rho=rho)._replace(assumed=tuple(assumed))
+
+
+def plan_from_rollouts(
+    rollouts: Rollouts,
+    budget: int,
+    *,
+    baseline: Baseline | None = None,
+    ratio: float | None = None,
+    rho: float = 0.0,
+) -> Plan:
+    """A `plan` with moments, degenerate groups and, where one is given, a baseline's ratio measured on rollouts.
+
+    Args:
+        rollouts: Some tasks with two rollouts or more.
+        budget: B, rollouts a step.
+        baseline: A fitted baseline, scored at ``min(budget, tasks)``; instead of ``ratio``.
+        ratio: B_eff of the baseline over the in-batch LOO mean's.
+        rho: See `plan`.
+
+    Raises:
+        InputError: for rollouts without repeats or without noise, and as `plan`.
+    """
+    m = moments(rollouts)
+    if not m.n_repeated:
+        raise InputError(
+            "every task has a single rollout, so s2 and tau2 cannot be told apart; sample some tasks twice or more",
+            file=rollouts.source,
+        )
+    d = Difficulty(m.mean.value, m.s2.value, max(m.tau2.value, 0.0))
+    if d.s2 == 0:
+        raise InputError(
+            "rollouts of a task never differ (s2 = 0): there is no noise to plan for", file=rollouts.source
+        )
+    assumed = _always_assumed(rho)
+    if baseline is not None:
+        size = min(budget, rollouts.n_tasks)
+        ratio = Scorer(rollouts, size, resamples=0).score(baseline).ratio.value
+        assumed.append(
+            f"The baseline's ratio to LOO, {ratio:.3f}, was measured on this file at B = {size}; if it was tuned on "
+            "it, that is optimistic."
+        )
+    elif ratio is None:
+        assumed.append("The baseline is the LOO mean; --baseline or --b-eff-ratio for a better one.")
+    if set(rollouts.rewards_R.tolist()) - {0.0, 1.0}:
+        assumed.append(
+            "Rewards are not all 0/1, so the Beta column is of a 0/1 reward with these moments; the counted column is "
+            "of the data."
+        )
+    assumed.append(
+        f"The moments have intervals of their own: s2 {m.s2:.3g}, tau2 {m.tau2:.3g}, SNR {m.snr:.3g} (95%, over tasks)."
+    )
+    counted = {g: dead_group_fraction(rollouts, g) for g in GROUP_SIZES}
+    made = plan(budget, d, ratio=ratio or 1.0, rho=rho, dead_data=counted)
+    return made._replace(assumed=tuple(assumed))
+
+
+def _always_assumed(rho: float) -> list[str]:
+    tasks_differ = (
+        "rho = 0: tasks' true gradients do not differ, the case that favours groups most"
+        if rho == 0
+        else f"rho = {rho:g} as given"
+    )
+    return [
+        f"{tasks_differ}. It is not known from rewards; `rollonce noise` measures it on a policy.",
+        "A rollout's gradient noise is unrelated to its advantage's size (an approximation); measure gradient noise "
+        "beside it.",
+    ]

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother, published_tfidf
+from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother, SelfTuning, published_tfidf
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.kernels import Buckets
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import Estimate, check_scorable
+from rollonce.tuning.crossfit import crossfit_score
 from rollonce.tuning.objective import Objective
 from rollonce.tuning.parts import FoldScorer, PerTarget, divide
 from rollonce.tuning.space import Answers, Bank, Space, starts
@@ -227,6 +228,12 @@ def transfer(
     result = TransferResult(names, rows, [], settings)
     result.sentences = [sentence(name, cells, names) for name, cells in rows.items() if name != "LOO mean"]
     return result
+
+
+def self_tuning_cell(rollouts: Rollouts, batch_size: int = 32, seed: int = 0) -> Cell:
+    """The self-tuning baseline's cell, cross-fitted: it learns on the set itself, so nothing is transferred."""
+    score = crossfit_score(SelfTuning, rollouts, batch_size=batch_size, seed=seed)
+    return Cell(score.ratio, "self-tuning", True)
 
 
 def geometric_mean(cells: Sequence[Cell]) -> float:
