@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from rollonce import datasets
 from rollonce.baselines import (
     Baseline,
     Batch,
+    BoostedTrees,
     FlashReinforce,
     Kriging,
     LeaveOneOut,
@@ -20,6 +22,7 @@ from rollonce.baselines import (
     Ridge,
     published_tfidf,
 )
+from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, Watcher, score_rollouts
 from rollonce.scoring.closed_form import smoother_errors
@@ -146,3 +149,17 @@ def test_a_default_that_cannot_be_fitted_is_left_out_and_named():
 def test_without_repeats_nothing_that_needs_them_is_on_the_board():
     t = Rollouts.from_groups(np.random.default_rng(0).random((10, 1)), [f"word{i} text" for i in range(10)])
     assert score_rollouts(t, batch_size=4, n_batches=20, resamples=0).apart == []
+
+
+def test_without_scikit_learn_the_trees_are_left_out_in_a_sentence(monkeypatch):
+    for name in ("sklearn", "sklearn.ensemble"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=r"pip install 'rollonce\[trees\]'"):
+        BoostedTrees().fit(["a prompt"])
+    rollouts = Rollouts.from_groups([[0.0, 1.0]] * 12, [f"prompt {i}" for i in range(12)])
+    board = score_rollouts(rollouts, batch_size=4, window=4, n_batches=20, resamples=0)
+    assert [note for note in board.notes if "boosted-trees" in note] == [
+        "boosted-trees critic, window 4 was left out: the boosted-trees critic needs the package scikit-learn: "
+        "pip install 'rollonce[trees]'"
+    ]
+    assert not any("boosted" in score.label for score in board.scores)

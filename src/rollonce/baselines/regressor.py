@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -116,8 +116,7 @@ class BoostedTrees(Baseline):
         iterations, learning_rate, max_leaf_nodes, seed: Of the trees.
 
     It is fitted in `observe`, on rows of earlier steps alone. The saved file holds those rows, not the trees; loading
-    fits the same trees again from the same seed. Needs scikit-learn (part of rollonce's core, but not of what a trainer
-    needs otherwise).
+    fits the same trees again from the same seed. Needs the extra ``trees`` (scikit-learn).
     """
 
     type: ClassVar[str] = "boosted_trees"
@@ -156,13 +155,18 @@ class BoostedTrees(Baseline):
         """The window."""
         return self.window
 
+    def fit(self, prompts: Sequence[str] | Tasks) -> Self:
+        """As of any baseline; a missing scikit-learn is said here, before anything is computed.
+
+        Raises:
+            MissingExtraError: naming the extra.
+        """
+        _histogram_boosting()
+        return super().fit(prompts)
+
     def _train(self, history: History) -> tuple | None:
         if len(history) < self.min_rows:
             return None
-        try:
-            from sklearn.ensemble import HistGradientBoostingRegressor
-        except ImportError:
-            raise MissingExtraError("the boosted-trees critic", "scikit-learn", "dev") from None
         blocks, projections = [], []
         for feature in self.features:
             matrix = feature.transform(history.tasks)
@@ -172,7 +176,7 @@ class BoostedTrees(Baseline):
                 matrix = matrix.dot_transposed(projection[0]) @ projection[1]
             blocks.append(matrix)
             projections.append(projection)
-        model = HistGradientBoostingRegressor(
+        model = _histogram_boosting()(
             max_iter=self.iterations,
             learning_rate=self.learning_rate,
             max_leaf_nodes=self.max_leaf_nodes,
@@ -228,6 +232,14 @@ class BoostedTrees(Baseline):
         self._fitted = self._train(
             History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at])
         )
+
+
+def _histogram_boosting() -> Any:
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError:
+        raise MissingExtraError("the boosted-trees critic", "scikit-learn", "trees") from None
+    return HistGradientBoostingRegressor
 
 
 @lru_cache(maxsize=1)
