@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_runs import ITEMS, Planted, line, write_runs
+from synthetic_runs import ITEMS, Level, Planted, line, write_runs
 
-from rollonce.comparison import Analysis, Settings, analyse, load_runs
+from rollonce.comparison import Analysis, ComparisonSettings, analyse, load_runs
 from rollonce.comparison.curves import first_reach, kaplan_meier_median, ratio_of_means
 from rollonce.comparison.shadow import shadow_ratios
 from rollonce.errors import InputError
@@ -85,7 +85,7 @@ def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> No
 )
 def test_pairing_can_be_said(pairing: str, config: dict, paired: bool, tmp_path: Path) -> None:
     arms = {"flashreinforce": Planted(seeded(0.4)), "none": Planted(seeded(0.3))}
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms, config=config)), Settings(pairing=pairing))
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms, config=config)), ComparisonSettings(pairing=pairing))
     assert found.differences[0].paired is paired
 
 
@@ -169,7 +169,7 @@ def test_reach_half_way(found: Analysis) -> None:
 def test_reach_of_a_given_level_and_of_none(found: Analysis, tmp_path: Path) -> None:
     flat = write_runs(tmp_path / "flat", {"none": Planted(line(0.3, 0.3)), "loo": Planted(line(0.3, 0.4))})
     assert analyse(load_runs(flat)).reach is None  # the reference gains nothing
-    asked = analyse(load_runs(flat), Settings(level=0.35)).reach
+    asked = analyse(load_runs(flat), ComparisonSettings(level=0.35)).reach
     assert asked is not None
     assert asked.rollouts["none"].n_reached == 0
     assert asked.rollouts["loo"].median == pytest.approx(640)
@@ -216,7 +216,7 @@ def test_a_run_that_ended_badly_never_reaches_the_level(tmp_path: Path) -> None:
         "flashreinforce": Planted(line(0.2, 0.4)),
         "hot": Planted(line(0.2, 0.32), ends={0: ("collapsed", 20), 1: ("nan", 20)}),
     }
-    reach = analyse(load_runs(write_runs(tmp_path / "out", arms)), Settings(level=0.3)).reach
+    reach = analyse(load_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(level=0.3)).reach
     assert reach is not None
     for table, scale in ((reach.rollouts, 32), (reach.seconds, 1)):
         assert table["flashreinforce"].median == pytest.approx(20 * scale)
@@ -375,9 +375,25 @@ def test_ending_below_the_start_is_a_collapse(tmp_path: Path) -> None:
         "loo": Planted(line(0.3, 0.26)),
         "hot": Planted(line(0.3, 0.3), ends={1: ("nan", 20)}),
     }
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms)), Settings(drop=0.05))
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(drop=0.05))
     assert [a.n_collapsed for a in found.arms] == [3, 0, 1]
     assert any("hot seed 1 (nan" in note for note in found.notes)
+
+
+def test_a_drop_within_the_noise_of_the_items_is_no_collapse(tmp_path: Path) -> None:
+    """40 items of 0 or 1, half of them right at the start. Ten lost and seven won are a drop of 7.5 points with a
+    standard error of 10; eighteen lost are 45 points with one of 8."""
+    items = [("sums", f"t{i:03d}") for i in range(40)]
+
+    def changes(lost: int, won: int) -> Level:
+        return lambda seed, step, item: float(
+            (item < 20) if step == 0 else (lost <= item < 20 or 20 <= item < 20 + won)
+        )
+
+    arms = {"none": Planted(changes(10, 7)), "loo": Planted(changes(18, 0))}
+    found = analyse(load_runs(write_runs(tmp_path / "out", arms, items=items)), ComparisonSettings(drop=0.05))
+    assert [arm.name for arm in found.arms] == ["none", "loo"]
+    assert [arm.n_collapsed for arm in found.arms] == [0, 3]
 
 
 def test_seeds_that_only_one_arm_has(tmp_path: Path) -> None:
@@ -396,7 +412,7 @@ def test_the_reference_of_compare_json(tmp_path: Path) -> None:
     found = analyse(load_runs(root))
     assert found.reference == "grpo"
     assert any("0.9" in note for note in found.notes)
-    assert analyse(load_runs(root), Settings(reference="flashreinforce")).reference == "flashreinforce"
+    assert analyse(load_runs(root), ComparisonSettings(reference="flashreinforce")).reference == "flashreinforce"
 
 
 def test_one_seed_says_so(tmp_path: Path) -> None:
@@ -447,7 +463,7 @@ def test_without_shadow_families_greedy_and_entries(tmp_path: Path) -> None:
 def test_bad_settings_are_sentences(bad: dict, tmp_path: Path) -> None:
     runs = load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}))
     with pytest.raises(InputError):
-        analyse(runs, Settings(**bad))
+        analyse(runs, ComparisonSettings(**bad))
 
 
 def test_json_has_no_nan(found: Analysis) -> None:

@@ -45,7 +45,7 @@ class Args:
     level: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="")] = None
     """Accuracy for "rollouts to reach". Default: half-way from the start to where the reference ends."""
     drop: Annotated[float, arg(metavar="SHARE")] = 0.05
-    """A run that ends so far below its start has collapsed."""
+    """A run that ends so far below its start, and farther than the noise of its items, has collapsed."""
     resamples: Annotated[int, arg(metavar="N")] = 2000
     """Of the bootstrap behind the interquartile mean."""
     seed: Annotated[int, arg(metavar="N")] = 0
@@ -64,7 +64,7 @@ def run(args: Args) -> int:
     Raises:
         InputError: for a directory without usable runs, or bad options.
     """
-    from rollonce.comparison import Settings, analyse, load_runs
+    from rollonce.comparison import ComparisonSettings, analyse, load_runs
     from rollonce.files import check_writable, write_whole_file
 
     if not args.directory:
@@ -72,9 +72,9 @@ def run(args: Args) -> int:
     check_writable(args.report, args.markdown)
     command = command_line("report")
     runs = load_runs(args.directory)
-    found = analyse(
+    analysis = analyse(
         runs,
-        Settings(
+        ComparisonSettings(
             reference=args.reference,
             pairing=args.pairing,
             difference=args.difference,
@@ -87,23 +87,23 @@ def run(args: Args) -> int:
     if args.report:
         from rollonce.reports.comparison_page import write_comparison_page
 
-        write_comparison_page(args.report, found, command)
+        write_comparison_page(args.report, analysis, command)
     if args.markdown:
         from rollonce.reports.comparison_markdown import comparison_markdown
 
-        write_whole_file(args.markdown, comparison_markdown(found, command))
+        write_whole_file(args.markdown, comparison_markdown(analysis, command))
     if args.json:
-        print_json(comparison_json(found, command))
+        print_json(comparison_json(analysis, command))
     else:
         from rollonce.reports.comparison_table import print_comparison
 
-        print_comparison(out(), found)
+        print_comparison(out(), analysis)
     for path in filter(None, (args.report, args.markdown)):
         remark(f"wrote {path}")
     return 0
 
 
-def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
+def comparison_json(analysis: Analysis, command: str) -> dict[str, Any]:
     """What ``--json`` prints: the whole comparison and its verdict in words."""
     from rollonce import __version__
     from rollonce.reports.comparison_words import comparison_verdict
@@ -111,6 +111,6 @@ def comparison_json(found: Analysis, command: str) -> dict[str, Any]:
     return {
         "rollonce": __version__,
         "command": command,
-        "verdict": comparison_verdict(found)._asdict(),
-        **found.to_dict(),
+        "verdict": comparison_verdict(analysis)._asdict(),
+        **analysis.to_dict(),
     }

@@ -1,7 +1,7 @@
 """What a directory of training runs says: arms compared, with intervals over seeds and items. Needs neither torch nor
 the training side."""
 
-from rollonce.comparison.analysis import Analysis, ArmSummary, Difference, Settings, analyse
+from rollonce.comparison.analysis import Analysis, ArmSummary, ComparisonSettings, Difference, analyse
 from rollonce.comparison.runs import Run, Runs, load_runs
 
-__all__ = ["Analysis", "ArmSummary", "Difference", "Run", "Runs", "Settings", "analyse", "load_runs"]
+__all__ = ["Analysis", "ArmSummary", "ComparisonSettings", "Difference", "Run", "Runs", "analyse", "load_runs"]

@@ -25,7 +25,15 @@ from rollonce.comparison.intervals import (
 )
 from rollonce.comparison.rates import choose, collapsed, rate_curves
 from rollonce.comparison.reading import PARTS, Item
-from rollonce.comparison.results import Analysis, ArmSummary, Difference, FamilyCell, FamilyRow, Settings, Times
+from rollonce.comparison.results import (
+    Analysis,
+    ArmSummary,
+    ComparisonSettings,
+    Difference,
+    FamilyCell,
+    FamilyRow,
+    Times,
+)
 from rollonce.comparison.runs import Run, Runs
 from rollonce.comparison.shadow import loo_label, shadow_ratios
 from rollonce.errors import InputError
@@ -45,18 +53,18 @@ INSIDE = (
 """What of the metrics is shown per arm, as a mean over the last quarter of the steps."""
 
 
-def analyse(runs: Runs, settings: Settings | None = None) -> Analysis:
+def analyse(runs: Runs, settings: ComparisonSettings | None = None) -> Analysis:
     """Compare arms.
 
     Raises:
         InputError: for settings that make no sense, or an unknown reference.
     """
-    settings = settings or Settings()
+    settings = settings or ComparisonSettings()
     _check(settings)
-    return _Work(runs, settings).analysis()
+    return _Comparison(runs, settings).analysis()
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ComparisonSettings) -> None:
     if settings.pairing not in ("auto", "seed", "none"):
         raise InputError(f"pairing is auto, seed or none, not {settings.pairing!r}")
     if not 0 < settings.difference < 1:
@@ -75,10 +83,10 @@ def _check(settings: Settings) -> None:
         raise InputError(f"the bootstrap's seed must be at least 0, not {settings.seed}")
 
 
-class _Work:
+class _Comparison:
     """One comparison while it is computed."""
 
-    def __init__(self, runs: Runs, settings: Settings) -> None:
+    def __init__(self, runs: Runs, settings: ComparisonSettings) -> None:
         self.runs, self.settings = runs, settings
         self.mode = runs.modes[0]
         self.kind = (self.mode, runs.final_split)
@@ -87,7 +95,7 @@ class _Work:
         self.reference = _reference(self.chosen, settings.reference, runs.config)
         order = [self.reference, *(b for b in self.chosen if b != self.reference)]
         self.arms = {base: runs.arms[self.chosen[base]] for base in order}
-        self.all = [r for some in self.arms.values() for r in some]
+        self.all = [r for arm_runs in self.arms.values() for r in arm_runs]
         self.steps = common_steps(self.all, self.curve_kind)
         whole = runs.config.get("config")
         policy = whole.get("policy") if isinstance(whole, dict) else None
@@ -124,22 +132,22 @@ class _Work:
     def _entry(self, base: str) -> dict[str, Any]:
         return self.runs.config["arms"].get(self.chosen[base], {})
 
-    def _finals(self, some: Sequence[Run], mode: str) -> FloatArray:
-        return np.array([r.final(mode, self.runs.final_split) for r in some])
+    def _finals(self, arm_runs: Sequence[Run], mode: str) -> FloatArray:
+        return np.array([r.final(mode, self.runs.final_split) for r in arm_runs])
 
     # One arm
     # ------------------------------------------------------------------------------------------------------------------
 
     def _summary(self, base: str, loo: str | None) -> ArmSummary:
-        some, entry = self.arms[base], self._entry(base)
-        finals = {m: self._finals(some, m) for m in self.runs.modes}
+        arm_runs, entry = self.arms[base], self._entry(base)
+        finals = {m: self._finals(arm_runs, m) for m in self.runs.modes}
         starts = [
             r.series[self.kind].levels_EI[0]
-            for r in some
+            for r in arm_runs
             if r.series[self.kind].at_E[0] == 0 and len(r.series[self.kind].at_E) > 1
         ]
-        has_start = len(starts) == len(some)
-        n_bad = sum(collapsed(r, self.kind, self.settings.drop) for r in some)
+        has_start = len(starts) == len(arm_runs)
+        n_bad = sum(collapsed(r, self.kind, self.settings.drop) for r in arm_runs)
         group, rollouts = entry.get("group_size"), entry.get("rollouts_per_step")
         group = group if isinstance(group, int) and group > 0 else 0
         return ArmSummary(
@@ -148,44 +156,46 @@ class _Work:
             how=self.how[base],
             tasks_per_step=rollouts / group if group and isinstance(rollouts, int | float) else 0,
             group_size=group,
-            seeds=[r.seed for r in some],
-            steps=max(r.steps for r in some),
+            seeds=[r.seed for r in arm_runs],
+            steps=max(r.steps for r in arm_runs),
             final={m: crossed_mean(v) for m, v in finals.items()},
             by_seed={m: v.mean(axis=1).tolist() for m, v in finals.items()},
             iqm=float(interquartile_mean(finals[self.mode].mean(axis=1))),
             start=float(np.mean(starts)) if has_start else math.nan,
             gain=crossed_mean(finals[self.mode] - np.array(starts)) if has_start else None,
-            collapsed=share(n_bad, len(some)),
+            collapsed=share(n_bad, len(arm_runs)),
             n_collapsed=n_bad,
-            area=crossed_mean(self._areas(some)),
-            curve=curve(some, self.curve_kind, self.steps, self.clock),
+            area=crossed_mean(self._areas(arm_runs)),
+            curve=curve(arm_runs, self.curve_kind, self.steps, self.clock),
             times=self._times(base),
-            inside={name: _late_mean(some, name) for name in INSIDE if any(name in r.metrics.values for r in some)},
-            shadow=shadow_ratios(some, loo) if loo else {},
-            answer_truncated=_mean([r.truncated for r in some]),
-            answer_tokens=_mean([r.tokens for r in some]),
+            inside={
+                name: _late_mean(arm_runs, name) for name in INSIDE if any(name in r.metrics.values for r in arm_runs)
+            },
+            shadow=shadow_ratios(arm_runs, loo) if loo else {},
+            answer_truncated=_mean([r.truncated for r in arm_runs]),
+            answer_tokens=_mean([r.tokens for r in arm_runs]),
         )
 
-    def _areas(self, some: Sequence[Run]) -> FloatArray:
-        return np.array([area(r, self.curve_kind, self.steps) for r in some])
+    def _areas(self, arm_runs: Sequence[Run]) -> FloatArray:
+        return np.array([area(r, self.curve_kind, self.steps) for r in arm_runs])
 
     def _times(self, base: str) -> Times:
         def parts(run: Run) -> dict[str, float]:
             seconds = run.metrics.cpu if self.clock == "cpu" else run.metrics.wall
             return {p: float(v.sum()) for p, v in seconds.items()}
 
-        def per_rollout(some: Sequence[Run]) -> FloatArray:
+        def per_rollout(arm_runs: Sequence[Run]) -> FloatArray:
             return np.array(
-                [sum(parts(r).values()) / r.metrics.rollouts_T[-1] for r in some if len(r.metrics.rollouts_T)]
+                [sum(parts(r).values()) / r.metrics.rollouts_T[-1] for r in arm_runs if len(r.metrics.rollouts_T)]
             )
 
-        some = [r for r in self.arms[base] if len(r.metrics.steps_T)]
-        sums = [parts(r) for r in some]
+        arm_runs = [r for r in self.arms[base] if len(r.metrics.steps_T)]
+        sums = [parts(r) for r in arm_runs]
         whole = sum(sum(p.values()) for p in sums)
-        n_steps = sum(len(r.metrics.steps_T) for r in some)
+        n_steps = sum(len(r.metrics.steps_T) for r in arm_runs)
         ratio = Estimate(math.nan, math.nan, math.nan)
         if base != self.reference:
-            ratio = ratio_of_means(per_rollout(some), per_rollout(self.arms[self.reference]))
+            ratio = ratio_of_means(per_rollout(arm_runs), per_rollout(self.arms[self.reference]))
         return Times(
             mean_over_seeds([sum(p.values()) for p in sums]),
             {name: sum(p[name] for p in sums) / max(n_steps, 1) for name in PARTS},
@@ -280,8 +290,8 @@ class _Work:
             return []
         cells: dict[tuple[str, str], tuple[Estimate, Crossed | None]] = {}
         for family, at in columns.items():
-            for base, some in self.arms.items():
-                level = crossed_mean(self._finals(some, self.mode)[:, at]).estimate
+            for base, arm_runs in self.arms.items():
+                level = crossed_mean(self._finals(arm_runs, self.mode)[:, at]).estimate
                 against = None
                 if base != self.reference:
                     paired, _ = self._pairing(base)
@@ -383,8 +393,8 @@ def _pooled(parts: Sequence[Components]) -> Components | None:
     return Components(*(float(np.mean([p[k] for p in known])) for k in range(3))) if known else None
 
 
-def _late_mean(some: Sequence[Run], name: str) -> float:
-    values = [v[-max(1, len(v) // 4) :] for r in some if (v := r.metrics.values.get(name)) is not None and len(v)]
+def _late_mean(arm_runs: Sequence[Run], name: str) -> float:
+    values = [v[-max(1, len(v) // 4) :] for r in arm_runs if (v := r.metrics.values.get(name)) is not None and len(v)]
     return _mean(np.concatenate(values)) if values else math.nan
 
 

@@ -138,7 +138,7 @@ def reach(
     tables: list[dict[str, Reached]] = []
     horizons: list[float] = []
     for quantity in ("rollouts", "seconds"):
-        found: dict[str, list[tuple[float, bool]]] = {}
+        needed: dict[str, list[tuple[float, bool]]] = {}
         ends, last = [], 0.0
         for name, runs in arms.items():
             for run in runs:
@@ -150,21 +150,28 @@ def reach(
                 # is never there.
                 if not reached and not run.ended_badly:
                     ends.append(at)
-                found.setdefault(name, []).append((at if reached or not run.ended_badly else math.inf, reached))
+                needed.setdefault(name, []).append((at if reached or not run.ended_badly else math.inf, reached))
         horizon = min(ends) if ends else last
-        within = {name: np.array([min(t, horizon) for t, _ in some]) for name, some in found.items()}
+        within = {
+            name: np.array([min(t, horizon) for t, _ in needed_of_runs]) for name, needed_of_runs in needed.items()
+        }
         tables.append(
-            {name: _reached(some, within[name], within[reference], name == reference) for name, some in found.items()}
+            {
+                name: _reached(needed_of_runs, within[name], within[reference], name == reference)
+                for name, needed_of_runs in needed.items()
+            }
         )
         horizons.append(horizon)
     return Reach(level, why, horizons[0], horizons[1], tables[0], tables[1])
 
 
-def _reached(found: list[tuple[float, bool]], within: FloatArray, reference: FloatArray, is_reference: bool) -> Reached:
-    n = sum(r for _, r in found)
-    median = kaplan_meier_median([t for t, _ in found], [r for _, r in found])
+def _reached(
+    needed: list[tuple[float, bool]], within: FloatArray, reference: FloatArray, is_reference: bool
+) -> Reached:
+    n = sum(r for _, r in needed)
+    median = kaplan_meier_median([t for t, _ in needed], [r for _, r in needed])
     ratio = Estimate(math.nan, math.nan, math.nan) if is_reference else ratio_of_means(within, reference)
-    return Reached(n, len(found), median, mean_over_seeds(within), ratio)
+    return Reached(n, len(needed), median, mean_over_seeds(within), ratio)
 
 
 def ratio_of_means(first_S: FloatArray, second_S: FloatArray) -> Estimate:

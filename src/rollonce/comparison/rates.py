@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from rollonce.comparison.intervals import Crossed, crossed_difference, crossed_mean, holm, share
 from rollonce.comparison.runs import Run, Runs
@@ -62,11 +63,23 @@ class RateCurve(NamedTuple):
 
 
 def collapsed(run: Run, kind: tuple[str, str], drop: float) -> bool:
-    """Whether a run ended badly, or below its own start by more than ``drop``."""
+    """Whether a run ended badly, or below its own start by more than ``drop`` and by more than the noise of its items:
+    the 99% interval of the change over the same items excludes 0."""
     if run.ended_badly:
         return True
     series = run.series[kind]
-    return bool(series.at_E[0] == 0 and series.levels_EI[-1].mean() < series.levels_EI[0].mean() - drop)
+    if series.at_E[0] != 0:
+        return False
+    change_I = series.levels_EI[-1] - series.levels_EI[0]
+    return bool(change_I.mean() < -drop and _below_zero(change_I))
+
+
+def _below_zero(change_I: FloatArray) -> bool:
+    """Whether a mean change over items lies below 0 with its whole 99% interval (Student's t); one item cannot tell."""
+    if len(change_I) < 2:
+        return False
+    standard_error = change_I.std(ddof=1) / math.sqrt(len(change_I))
+    return bool(change_I.mean() + stats.t.ppf(0.995, len(change_I) - 1) * standard_error < 0)
 
 
 def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -82,7 +95,7 @@ def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
             continue
         names = sorted(names, key=lambda n: (runs.rate_of(n), n))
         comparable, note = _comparable({n: runs.arms[n] for n in names})
-        levels = {n: _mean_final(some, (mode, "holdout")) for n, some in comparable.items()}
+        levels = {n: _mean_final(arm_runs, (mode, "holdout")) for n, arm_runs in comparable.items()}
         if all(math.isfinite(v) for v in levels.values()):
             chosen[base] = max(levels, key=lambda n: levels[n])
             what = f"highest mean on the hold-out{note}"
@@ -99,7 +112,7 @@ def _comparable(rates: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], str]
     While a grid is still running one rate may have had the lucky seeds alone: only seeds that all rates have count.
     Where there are none, the rates with the most seeds are compared, again by those they share if they share any.
     """
-    every = {n: {r.seed for r in some} for n, some in rates.items()}
+    every = {n: {r.seed for r in arm_runs} for n, arm_runs in rates.items()}
     shared = set.intersection(*every.values())
     if shared:
         note = (
@@ -180,9 +193,15 @@ def _over_rates(runs: Runs, names: list[str], kind: tuple[str, str]) -> FloatArr
 
 
 def _point(runs: Runs, name: str, kind: tuple[str, str], drop: float) -> RatePoint:
-    some = runs.arms[name]
-    n = sum(collapsed(r, kind, drop) for r in some)
-    final = crossed_mean(np.array([r.final(*kind) for r in some]))
+    arm_runs = runs.arms[name]
+    n = sum(collapsed(r, kind, drop) for r in arm_runs)
+    final = crossed_mean(np.array([r.final(*kind) for r in arm_runs]))
     return RatePoint(
-        name, runs.rate_of(name), final, _mean_final(some, (kind[0], "holdout")), share(n, len(some)), n, len(some)
+        name,
+        runs.rate_of(name),
+        final,
+        _mean_final(arm_runs, (kind[0], "holdout")),
+        share(n, len(arm_runs)),
+        n,
+        len(arm_runs),
     )

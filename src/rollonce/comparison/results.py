@@ -13,7 +13,7 @@ from rollonce.files import plain_json
 from rollonce.scoring import Estimate
 
 
-class Settings(NamedTuple):
+class ComparisonSettings(NamedTuple):
     """How a comparison is made.
 
     Attributes:
@@ -22,7 +22,7 @@ class Settings(NamedTuple):
         difference: A difference worth telling (0.02 is 2 points): for the number of seeds that it would take.
         power: The wanted chance of telling it.
         level: The level for "rollouts to reach"; None: half-way from the start to where the reference ends.
-        drop: A run that ends this far below its start has collapsed.
+        drop: A run that ends this far below its start, and farther than the noise of its items, has collapsed.
         resamples, seed: Of the bootstrap.
     """
 
@@ -111,8 +111,8 @@ class Difference:
         bootstrap: Plain percentile interval of the mean difference (sampled); too short with few seeds.
         improvement: Chance that a run of this arm ends above one of the reference (sampled).
         area: Difference of the areas under the curves.
-        seeds_needed: Seeds an arm for a true difference of `Settings.difference` at .05 over the number of arms; None
-            if items alone forbid it, or where nothing varied.
+        seeds_needed: Seeds per arm for a true difference of `ComparisonSettings.difference` at .05 over the number of
+            arms; None if items alone forbid it, or where nothing varied.
         smallest: The true difference that this many seeds tell with the wanted chance, at the same level; NaN where
             that is not known.
     """
@@ -167,7 +167,7 @@ class Analysis:
     """
 
     directory: str
-    settings: Settings
+    settings: ComparisonSettings
     reference: str
     modes: tuple[str, ...]
     final_split: str

@@ -26,17 +26,17 @@ from rollonce.reports.comparison_words import (
 from rollonce.reports.words import interval, number
 
 
-def comparison_markdown(found: Analysis, command: str) -> str:
+def comparison_markdown(analysis: Analysis, command: str) -> str:
     """The whole comparison, for a repository or an issue."""
-    verdict = comparison_verdict(found)
+    verdict = comparison_verdict(analysis)
     out = [f"# {verdict.headline}", ""]
     out += [f"* {line}" for line in verdict.more]
-    split = "hold-out" if found.final_split == "holdout" else "test"
-    for mode in found.modes:
-        out += ["", f"## Final accuracy, {mode} ({found.n_items} {split} items)", ""]
-        gaps = {d.arm: d for d in found.differences}
+    split = "hold-out" if analysis.final_split == "holdout" else "test"
+    for mode in analysis.modes:
+        out += ["", f"## Final accuracy, {mode} ({analysis.n_items} {split} items)", ""]
+        gaps = {d.arm: d for d in analysis.differences}
         rows = []
-        for arm in found.arms:
+        for arm in analysis.arms:
             level, d = arm.final[mode].estimate, gaps.get(arm.name)
             gap = d.final[mode].estimate if d else None
             told = (
@@ -54,9 +54,9 @@ def comparison_markdown(found: Analysis, command: str) -> str:
                     told,
                 ]
             )
-        out += _table(["arm", "seeds", "accuracy, 95%", f"points to {found.reference}, 95%", "p (Holm)", ""], rows)
-    if found.differences:
-        out += ["", f"## In more ways ({found.modes[0]})", ""]
+        out += _table(["arm", "seeds", "accuracy, 95%", f"points to {analysis.reference}, 95%", "p (Holm)", ""], rows)
+    if analysis.differences:
+        out += ["", f"## In more ways ({analysis.modes[0]})", ""]
         rows = [
             [
                 d.arm,
@@ -67,9 +67,9 @@ def comparison_markdown(found: Analysis, command: str) -> str:
                 str(d.seeds_needed or ("-" if math.isnan(d.smallest) else "more items")),
                 d.why,
             ]
-            for d in found.differences
+            for d in analysis.differences
         ]
-        wanted = number(100 * found.settings.difference, 1).removesuffix(".0")
+        wanted = number(100 * analysis.settings.difference, 1).removesuffix(".0")
         heads = [
             "arm",
             "interquartile mean",
@@ -80,8 +80,8 @@ def comparison_markdown(found: Analysis, command: str) -> str:
             "pairing",
         ]
         out += _table(heads, rows)
-    if found.reach:
-        out += ["", f"## To reach {percent(found.reach.level)} ({found.reach.why})", ""]
+    if analysis.reach:
+        out += ["", f"## To reach {percent(analysis.reach.level)} ({analysis.reach.why})", ""]
         rows = [
             [
                 name,
@@ -91,19 +91,19 @@ def comparison_markdown(found: Analysis, command: str) -> str:
                 seconds(s.median),
                 f"{number(s.ratio.value)} {interval(s.ratio)}",
             ]
-            for name, r in found.reach.rollouts.items()
-            for s in [found.reach.seconds[name]]
+            for name, r in analysis.reach.rollouts.items()
+            for s in [analysis.reach.seconds[name]]
         ]
-        relative = f"× {found.reference}, within the horizon"
+        relative = f"× {analysis.reference}, within the horizon"
         out += _table(
-            ["arm", "runs that did", "rollouts (median)", relative, f"{found.clock} time (median)", relative], rows
+            ["arm", "runs that did", "rollouts (median)", relative, f"{analysis.clock} time (median)", relative], rows
         )
-    if found.families and found.differences:
-        out += ["", f"## Families: {found.reference}, and points to it", ""]
+    if analysis.families and analysis.differences:
+        out += ["", f"## Families: {analysis.reference}, and points to it", ""]
         rows = []
-        for f in found.families:
+        for f in analysis.families:
             cells = []
-            for d in found.differences:
+            for d in analysis.differences:
                 c = f.cells[d.arm]
                 text = points(c.difference.value, 0)
                 cells.append(f"**{text}**" if c.p_holm < 0.05 else text)
@@ -112,19 +112,19 @@ def comparison_markdown(found: Analysis, command: str) -> str:
                     f.family,
                     str(f.n_items),
                     percent(f.start, 0),
-                    percent(f.cells[found.reference].level.value, 0),
+                    percent(f.cells[analysis.reference].level.value, 0),
                     *cells,
                 ]
             )
-        out += _table(["family", "items", "start", found.reference, *(d.arm for d in found.differences)], rows)
+        out += _table(["family", "items", "start", analysis.reference, *(d.arm for d in analysis.differences)], rows)
         out += ["", "Bold: p < .05 after Holm's correction over the whole table."]
-    if found.shadow:
-        out += ["", "## B_eff relative to LOO, measured in training", "", shadow_sentence(found), ""]
-        ordered = sorted(found.shadow.items(), key=lambda x: -x[1].value)
+    if analysis.shadow:
+        out += ["", "## B_eff relative to LOO, measured in training", "", shadow_sentence(analysis), ""]
+        ordered = sorted(analysis.shadow.items(), key=lambda x: -x[1].value)
         out += _table(
             ["scored alongside", "ratio to LOO, 95%"], [[k, f"{number(v.value)} {interval(v)}"] for k, v in ordered]
         )
-    out += ["", f"## Where the time goes ({found.clock} seconds)", ""]
+    out += ["", f"## Where the time goes ({analysis.clock} seconds)", ""]
     rows = [
         [
             a.name,
@@ -132,11 +132,11 @@ def comparison_markdown(found: Analysis, command: str) -> str:
             *(percent(a.times.shares[p]) for p in PARTS),
             f"{number(a.times.ratio.value)} {interval(a.times.ratio)}",
         ]
-        for a in found.arms
+        for a in analysis.arms
     ]
-    out += _table(["arm", "a step", *PARTS, f"× {found.reference} a rollout"], rows)
-    if found.rates:
-        out += ["", "## Learning rates", "", *(f"* {line}" for line in rates_sentence(found)), ""]
+    out += _table(["arm", "a step", *PARTS, f"× {analysis.reference} a rollout"], rows)
+    if analysis.rates:
+        out += ["", "## Learning rates", "", *(f"* {line}" for line in rates_sentence(analysis)), ""]
         rows = [
             [
                 c.base,
@@ -145,13 +145,13 @@ def comparison_markdown(found: Analysis, command: str) -> str:
                 percent(p.holdout),
                 f"{p.n_collapsed} of {p.n_runs}",
             ]
-            for c in found.rates
+            for c in analysis.rates
             for p in c.points
         ]
         out += _table(["arm", "rate", "final, 95%", "hold-out", "collapsed"], rows)
-    if found.notes or found.left_out:
-        out += ["", "## To know", "", *(f"* {note}" for note in found.notes)]
-        out += [f"* Not used: {line}" for line in left_out_lines(found)]
+    if analysis.notes or analysis.left_out:
+        out += ["", "## To know", "", *(f"* {note}" for note in analysis.notes)]
+        out += [f"* Not used: {line}" for line in left_out_lines(analysis)]
     out += ["", f"Made by `{command}` (rollonce {__version__}).", ""]
     return "\n".join(out)
 

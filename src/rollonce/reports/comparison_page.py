@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from rollonce import __version__
@@ -30,7 +28,8 @@ from rollonce.reports.comparison_words import (
     seconds,
     shadow_sentence,
 )
-from rollonce.reports.page import breakable, kind_of, subscript
+from rollonce.reports.html import page_environment
+from rollonce.reports.page import kind_of
 from rollonce.reports.words import interval, number
 from rollonce.scoring import Estimate
 
@@ -58,66 +57,60 @@ class ArmRow(NamedTuple):
     interval: str
 
 
-def write_comparison_page(path: str, found: Analysis, command: str) -> None:
+def write_comparison_page(path: str, analysis: Analysis, command: str) -> None:
     """Render the page and write it, whole or not at all.
 
     Raises:
         InputError: if it cannot be written.
     """
-    write_whole_file(path, render_comparison(found, command))
+    write_whole_file(path, render_comparison(analysis, command))
 
 
-def render_comparison(found: Analysis, command: str) -> str:
+def render_comparison(analysis: Analysis, command: str) -> str:
     """The page as text.
 
     Args:
-        found: The comparison.
+        analysis: The comparison.
         command: What made it, shown at the end.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.globals.update(
         number=number, interval=interval, percent=percent, points=points, bracket=bracket,
         percent_interval=percent_interval, rate=rate,
         time=seconds, count=count, isnan=math.isnan, p_text=p_text,
     )  # fmt: skip
-    environment.filters.update(sub=subscript, wbr=breakable)
     lines = [Line(arm.name, k % COLOURS, [p.rollouts for p in arm.curve], [_times_100(p.level) for p in arm.curve])
-             for k, arm in enumerate(found.arms)]  # fmt: skip
+             for k, arm in enumerate(analysis.arms)]  # fmt: skip
     by_seconds = [
         line._replace(x=[p.seconds for p in arm.curve], name=arm.name)
-        for line, arm in zip(lines, found.arms, strict=True)
+        for line, arm in zip(lines, analysis.arms, strict=True)
     ]
-    clock = "CPU" if found.clock == "cpu" else "Wall-clock"
-    names = ", ".join(a.name for a in found.arms)
+    clock = "CPU" if analysis.clock == "cpu" else "Wall-clock"
+    names = ", ".join(a.name for a in analysis.arms)
     return environment.get_template("comparison.html").render(
-        title=f"{len(found.arms)} arms compared",
-        a=found,
-        verdict=comparison_verdict(found),
-        tables=[_table(found, mode) for mode in found.modes],
-        seeds=_span([len(a.seeds) for a in found.arms]),
-        steps=_span([a.steps for a in found.arms]),
-        rollouts=_span([round(a.curve[-1].rollouts) for a in found.arms]),
-        wanted=number(100 * found.settings.difference, 1).removesuffix(".0"),
-        pairings=_pairings(found),
+        title=f"{len(analysis.arms)} arms compared",
+        a=analysis,
+        verdict=comparison_verdict(analysis),
+        tables=[_table(analysis, mode) for mode in analysis.modes],
+        seeds=_span([len(a.seeds) for a in analysis.arms]),
+        steps=_span([a.steps for a in analysis.arms]),
+        rollouts=_span([round(a.curve[-1].rollouts) for a in analysis.arms]),
+        wanted=number(100 * analysis.settings.difference, 1).removesuffix(".0"),
+        pairings=_pairings(analysis),
         curves=chart(lines, "rollouts", f"Learning curves against rollouts of {names}"),
         curves_seconds=chart(by_seconds, f"{clock} seconds", f"Learning curves against {clock} seconds of {names}"),
         bands=len(lines) <= BANDS,
         legend=[(line.name, line.colour) for line in lines],
         clock=clock,
-        families=_families(found),
-        n_cells=len(found.families) * len(found.differences),
+        families=_families(analysis),
+        n_cells=len(analysis.families) * len(analysis.differences),
         parts=PARTS,
-        times=_times(found),
-        rate_lines=rates_sentence(found),
-        **_shadow(found),
-        **_rates(found),
-        **_inside(found),
-        left_out=left_out_lines(found),
+        times=_times(analysis),
+        rate_lines=rates_sentence(analysis),
+        **_shadow(analysis),
+        **_rates(analysis),
+        **_inside(analysis),
+        left_out=left_out_lines(analysis),
         command=command,
         version=__version__,
     )
@@ -137,10 +130,10 @@ def _span(values: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
-def _table(found: Analysis, mode: str) -> dict[str, Any]:
-    levels = {a.name: _times_100(a.final[mode].estimate) for a in found.arms}
-    gaps = {d.arm: _times_100(d.final[mode].estimate) for d in found.differences}
-    ticks = [Estimate(100 * v, math.nan, math.nan) for a in found.arms for v in a.by_seed[mode]]
+def _table(analysis: Analysis, mode: str) -> dict[str, Any]:
+    levels = {a.name: _times_100(a.final[mode].estimate) for a in analysis.arms}
+    gaps = {d.arm: _times_100(d.final[mode].estimate) for d in analysis.differences}
+    ticks = [Estimate(100 * v, math.nan, math.nan) for a in analysis.arms for v in a.by_seed[mode]]
     # With two seeds an interval can be as wide as everything there is; the scale keeps to what can be read.
     middle = [e.value for e in levels.values()]
     room = max(15.0, max(middle) - min(middle))
@@ -150,22 +143,22 @@ def _table(found: Analysis, mode: str) -> dict[str, Any]:
     )
     widest = max((abs(e.value) for e in gaps.values()), default=1.0)
     scale = linear_scale(list(gaps.values()), zero=True, cap=max(3 * widest, 10.0))
-    kinds = {d.arm: {"better": "won", "worse": "lost"}.get(outcome(d, mode), "even") for d in found.differences}
+    kinds = {d.arm: {"better": "won", "worse": "lost"}.get(outcome(d, mode), "even") for d in analysis.differences}
     rows = []
-    for arm in found.arms:
+    for arm in analysis.arms:
         level, gap, kind = levels[arm.name], gaps.get(arm.name), kinds.get(arm.name, "even")
         rows.append(
             ArmRow(
-                arm.name,
-                _sub(arm),
-                kind,
-                gap is None,
-                seed_bar(level, [100 * v for v in arm.by_seed[mode]], level_scale),
-                percent(level.value / 100),
-                percent_interval(Estimate(*(v / 100 for v in level))),
-                Markup("") if gap is None else svg.interval_bar(gap, scale, kind),
-                "" if gap is None else points(gap.value / 100),
-                "" if gap is None else bracket(Estimate(*(v / 100 for v in gap))),
+                label=arm.name,
+                sub=_sub(arm),
+                kind=kind,
+                reference=gap is None,
+                level=seed_bar(level, [100 * v for v in arm.by_seed[mode]], level_scale),
+                level_text=percent(level.value / 100),
+                level_interval=percent_interval(Estimate(*(v / 100 for v in level))),
+                bar=Markup("") if gap is None else svg.interval_bar(gap, scale, kind),
+                text="" if gap is None else points(gap.value / 100),
+                interval="" if gap is None else bracket(Estimate(*(v / 100 for v in gap))),
             )
         )
     return {
@@ -183,9 +176,9 @@ def _sub(arm: ArmSummary) -> str:
     return ", ".join(filter(None, (groups, chosen)))
 
 
-def _pairings(found: Analysis) -> list[tuple[str, str]]:
+def _pairings(analysis: Analysis) -> list[tuple[str, str]]:
     by_why: dict[str, list[str]] = {}
-    for d in found.differences:
+    for d in analysis.differences:
         by_why.setdefault(d.why, []).append(d.arm)
     return [(why, ", ".join(arms)) for why, arms in by_why.items()]
 
@@ -201,30 +194,30 @@ def _cell(text: str, value: float, full: float, kind: str, title: str) -> dict[s
     }
 
 
-def _families(found: Analysis) -> list[dict[str, Any]]:
-    if not found.differences:
+def _families(analysis: Analysis) -> list[dict[str, Any]]:
+    if not analysis.differences:
         return []
     out = []
-    for f in found.families:
+    for f in analysis.families:
         cells = []
-        for d in found.differences:
+        for d in analysis.differences:
             c = f.cells[d.arm]
             sure = "won" if c.p_holm < 0.05 else ""
             cells.append(_cell(points(c.difference.value, 0), c.difference.value, 0.3, sure, bracket(c.difference)))
-        level = f.cells[found.reference].level.value
+        level = f.cells[analysis.reference].level.value
         out.append(
             {"family": f.family or "(none)", "n_items": f.n_items, "start": f.start, "level": level, "cells": cells}
         )
     return out
 
 
-def _shadow(found: Analysis) -> dict[str, Any]:
-    known = {k: v for k, v in found.shadow.items() if math.isfinite(v.value)}
+def _shadow(analysis: Analysis) -> dict[str, Any]:
+    known = {k: v for k, v in analysis.shadow.items() if math.isfinite(v.value)}
     scale = svg.ratio_scale(list(known.values()))
     rows = []
     for label, ratio in sorted(known.items(), key=lambda x: -x[1].value):
         cells = []
-        for arm in found.arms:
+        for arm in analysis.arms:
             own = arm.shadow.get(label, Estimate(math.nan, math.nan, math.nan))
             kind = kind_of(own)
             value = math.log(own.value) if own.value > 0 else math.nan
@@ -235,14 +228,14 @@ def _shadow(found: Analysis) -> dict[str, Any]:
         "shadow": rows,
         "shadow_axis": svg.axis(scale),
         "shadow_one": scale.at(1.0),
-        "shadow_sentence": shadow_sentence(found),
+        "shadow_sentence": shadow_sentence(analysis),
     }
 
 
-def _times(found: Analysis) -> list[dict[str, Any]]:
-    longest = max(sum(a.times.per_step.values()) for a in found.arms)
+def _times(analysis: Analysis) -> list[dict[str, Any]]:
+    longest = max(sum(a.times.per_step.values()) for a in analysis.arms)
     out = []
-    for a in found.arms:
+    for a in analysis.arms:
         ratio = a.times.ratio
         text = f"× {number(ratio.value)} {interval(ratio)}" if math.isfinite(ratio.value) else ""
         out.append(
@@ -256,10 +249,10 @@ def _times(found: Analysis) -> list[dict[str, Any]]:
     return out
 
 
-def _rates(found: Analysis) -> dict[str, Any]:
-    if not found.rates:
+def _rates(analysis: Analysis) -> dict[str, Any]:
+    if not analysis.rates:
         return {"rates_figure": "", "rates_legend": []}
-    names = [a.name for a in found.arms]
+    names = [a.name for a in analysis.arms]
     lines = [
         Line(
             c.base,
@@ -267,7 +260,7 @@ def _rates(found: Analysis) -> dict[str, Any]:
             [p.rate for p in c.points],
             [_times_100(p.final.estimate) for p in c.points],
         )
-        for c in found.rates
+        for c in analysis.rates
         if all(p.rate > 0 for p in c.points)
     ]
     marks = sorted({x for line in lines for x in line.x})
@@ -279,14 +272,14 @@ def _rates(found: Analysis) -> dict[str, Any]:
     return {"rates_figure": figure, "rates_legend": [(line.name, line.colour) for line in lines]}
 
 
-def _inside(found: Analysis) -> dict[str, Any]:
+def _inside(analysis: Analysis) -> dict[str, Any]:
     names = [
         n
-        for n in dict.fromkeys(n for a in found.arms for n in a.inside)
-        if any(math.isfinite(a.inside.get(n, math.nan)) for a in found.arms)
+        for n in dict.fromkeys(n for a in analysis.arms for n in a.inside)
+        if any(math.isfinite(a.inside.get(n, math.nan)) for a in analysis.arms)
     ]
     rows = []
-    for arm in found.arms:
+    for arm in analysis.arms:
         values = [arm.inside.get(n, math.nan) for n in names]
         rows.append((arm, ["-" if math.isnan(v) else f"{v:.3g}".replace("-", "−") for v in values]))
     return {"inside": rows if names else [], "inside_names": [_SHORT.get(n, n.replace("_", " ")) for n in names]}

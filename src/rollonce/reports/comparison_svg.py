@@ -9,7 +9,19 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from rollonce.reports.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, interval_bar
+from rollonce.reports.svg import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Scale,
+    figure,
+    interval_bar,
+    short,
+    y_line,
+)
 from rollonce.reports.words import number
 from rollonce.scoring import Estimate
 
@@ -56,7 +68,7 @@ def linear_scale(estimates: Sequence[Estimate], *, zero: bool = False, cap: floa
 def seed_bar(estimate: Estimate, seeds: Sequence[float], scale: Scale, kind: str = "") -> Markup:
     """An interval with the value of each seed as a small tick above it."""
     ticks = [
-        Markup('<line class="seed" x1="{0}%" x2="{0}%" y1="1" y2="5"/>').format(_px(scale.at(v)))
+        Markup('<line class="seed" x1="{0}%" x2="{0}%" y1="1" y2="5"/>').format(short(scale.at(v)))
         for v in seeds
         if not scale.beyond(v)
     ]
@@ -101,13 +113,15 @@ def chart(
         share = (min(max(y, y_low), y_high) - y_low) / (y_high - y_low)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
-    parts = [_y_mark(down(v), _plain(v)) for v in nice_marks(y_low, y_high)]
+    parts = [y_line((v - y_low) / (y_high - y_low), _plain(v)) for v in nice_marks(y_low, y_high)]
     for v in marks if marks is not None else nice_marks(x_low, x_high):
         text = f"{v:.0e}".replace("e-0", "e-").replace("e+0", "e") if log else _thousands(v)
         x = across(v)
         anchor = "end" if x > WIDTH - RIGHT - 8 else "middle"
         parts.append(
-            Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_px(x), HEIGHT - BOTTOM + 13, anchor, text)
+            Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(
+                short(x), HEIGHT - BOTTOM + 13, anchor, text
+            )
         )
     if len(lines) <= BANDS and not log:
         parts += [_band(line, across, down) for line in lines]
@@ -118,7 +132,7 @@ def chart(
             for x, e in zip(line.x, line.levels, strict=True)
             if math.isfinite(e.value)
         ]
-        path = " ".join(f"{_px(x)},{_px(y)}" for x, y in at)
+        path = " ".join(f"{short(x)},{short(y)}" for x, y in at)
         parts.append(
             Markup('<polyline class="c{}" points="{}"><title>{}</title></polyline>').format(
                 line.colour, path, line.name
@@ -136,14 +150,10 @@ def chart(
             if math.isfinite(e.low):
                 parts.append(_whisker(line.colour, x, down(e.low), down(e.high)))
         parts += [
-            Markup('<circle class="c{}" cx="{}" cy="{}" r="2.4"/>').format(line.colour, _px(x), _px(y)) for x, y in at
+            Markup('<circle class="c{}" cx="{}" cy="{}" r="2.4"/>').format(line.colour, short(x), short(y))
+            for x, y in at
         ]
-    title = Markup('<text class="title" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-        (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_title
-    )
-    return Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, label, Markup("").join([*parts, title])
-    )
+    return figure(parts, x_title, label)
 
 
 def stack(seconds: dict[str, float], longest: float) -> Markup:
@@ -155,7 +165,7 @@ def stack(seconds: dict[str, float], longest: float) -> Markup:
             parts.append(
                 Markup(
                     '<rect class="part {}" x="{}%" y="4" width="{}%" height="14"><title>{} {:.3g} s</title></rect>'
-                ).format(name, _px(x), _px(width), name, value)
+                ).format(name, short(x), short(width), name, value)
             )
         x += width
     return Markup('<svg class="bar" width="100%" height="22" aria-hidden="true">{}</svg>').format(
@@ -175,20 +185,14 @@ def _band(line: Line, across: Callable[[float], float], down: Callable[[float], 
         return Markup("")
     edge = [(x, high) for x, _, high in inside] + [(x, low) for x, low, _ in reversed(inside)]
     return Markup('<polygon class="band c{}" points="{}"/>').format(
-        line.colour, " ".join(f"{_px(x)},{_px(y)}" for x, y in edge)
+        line.colour, " ".join(f"{short(x)},{short(y)}" for x, y in edge)
     )
 
 
 def _whisker(colour: int, x: float, low: float, high: float) -> Markup:
     return Markup('<line class="whisker c{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-        colour, _px(x), _px(x), _px(low), _px(high)
+        colour, short(x), short(x), short(low), short(high)
     )
-
-
-def _y_mark(y: float, text: str) -> Markup:
-    return Markup(
-        '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>'
-    ).format(LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text)
 
 
 def _plain(value: float) -> str:
@@ -197,7 +201,3 @@ def _plain(value: float) -> str:
 
 def _thousands(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
-
-
-def _px(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -26,10 +26,10 @@ from rollonce.reports.comparison_words import (
 from rollonce.reports.words import interval, number
 
 
-def print_comparison(console: Console, found: Analysis) -> None:
+def print_comparison(console: Console, analysis: Analysis) -> None:
     """Verdict, final accuracies with differences, time, what else there is in a sentence, and what could not be
     used."""
-    verdict = comparison_verdict(found)
+    verdict = comparison_verdict(analysis)
 
     def say(text: str, style: str = "") -> None:
         console.print(Text(encodable(console, text), style=style))
@@ -38,27 +38,25 @@ def print_comparison(console: Console, found: Analysis) -> None:
     say(verdict.headline, "bold")
     for line in verdict.more:
         say(line)
-    for mode in found.modes:
+    for mode in analysis.modes:
         console.print()
-        say(
-            f"Final accuracy, {mode}, {found.n_items} {'hold-out' if found.final_split == 'holdout' else 'test'} items",
-            "dim",
-        )
-        console.print(_finals(console, found, mode))
+        split = "hold-out" if analysis.final_split == "holdout" else "test"
+        say(f"Final accuracy, {mode}, {analysis.n_items} {split} items", "dim")
+        console.print(_finals(console, analysis, mode))
     say("95% intervals over seeds and items; coloured: p < .05 after Holm's correction.", "dim")
     console.print()
-    console.print(_costs(console, found))
-    for line in [shadow_sentence(found), *rates_sentence(found)]:
+    console.print(_costs(console, analysis))
+    for line in [shadow_sentence(analysis), *rates_sentence(analysis)]:
         if line:
             console.print()
             say(line)
-    for note in found.notes:
+    for note in analysis.notes:
         say(f"Note: {note}", "yellow")
-    for line in left_out_lines(found):
+    for line in left_out_lines(analysis):
         say(f"Not used: {line}", "yellow")
 
 
-def _finals(console: Console, found: Analysis, mode: str) -> Table:
+def _finals(console: Console, analysis: Analysis, mode: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("arm", overflow="fold", max_width=28)
     table.add_column("seeds", justify="right")
@@ -66,8 +64,8 @@ def _finals(console: Console, found: Analysis, mode: str) -> Table:
     table.add_column("95%", no_wrap=True)
     table.add_column("points", justify="right", no_wrap=True)
     table.add_column("95%", no_wrap=True)
-    gaps = {d.arm: d for d in found.differences}
-    for arm in found.arms:
+    gaps = {d.arm: d for d in analysis.differences}
+    for arm in analysis.arms:
         level, d = arm.final[mode].estimate, gaps.get(arm.name)
         cells = [arm.name, str(len(arm.seeds)), percent(level.value), percent_interval(level)]
         style = ""
@@ -80,19 +78,19 @@ def _finals(console: Console, found: Analysis, mode: str) -> Table:
     return table
 
 
-def _costs(console: Console, found: Analysis) -> Table:
+def _costs(console: Console, analysis: Analysis) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("arm", overflow="fold", max_width=28)
-    heads = [f"{found.clock} a step", "critic", "x ref.", "95%"]
-    if found.reach:
-        heads += [f"to {percent(found.reach.level)}", "time"]
+    heads = [f"{analysis.clock} a step", "critic", "x ref.", "95%"]
+    if analysis.reach:
+        heads += [f"to {percent(analysis.reach.level)}", "time"]
     for head in heads:
         table.add_column(head, justify="left" if head == "95%" else "right", no_wrap=True)
-    for arm in found.arms:
+    for arm in analysis.arms:
         ratio = arm.times.ratio
         relative = [number(ratio.value), interval(ratio)] if math.isfinite(ratio.value) else ["", ""]
         cells = [arm.name, seconds(sum(arm.times.per_step.values())), percent(arm.times.shares["critic"]), *relative]
-        if found.reach:
-            cells += [count(found.reach.rollouts[arm.name].median), seconds(found.reach.seconds[arm.name].median)]
+        if analysis.reach:
+            cells += [count(analysis.reach.rollouts[arm.name].median), seconds(analysis.reach.seconds[arm.name].median)]
         table.add_row(*(Text(encodable(console, c)) for c in cells))
     return table

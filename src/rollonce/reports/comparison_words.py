@@ -81,28 +81,28 @@ def outcome(difference: Difference, mode: str = "sampled") -> str:
     return "even"
 
 
-def comparison_verdict(found: Analysis) -> ComparisonVerdict:
+def comparison_verdict(analysis: Analysis) -> ComparisonVerdict:
     """The comparison in words. Arms are told apart from the reference only, never ranked among themselves."""
-    mode, others = found.modes[0], found.differences
+    mode, others = analysis.modes[0], analysis.differences
     if not others:
-        arm = found.arms[0]
+        arm = analysis.arms[0]
         level = arm.final[mode].estimate
         what = f"One arm, {arm.name}: {percent(level.value)} {percent_interval(level)}".strip()
-        return ComparisonVerdict(what + ", nothing to compare it with.", _more(found))
+        return ComparisonVerdict(what + ", nothing to compare it with.", _more(analysis))
     groups = {kind: [d for d in others if outcome(d, mode) == kind] for kind in ("better", "worse", "even", "unknown")}
-    reference, n_seeds = found.reference, sorted({d.final[mode].n_seeds for d in others})
+    reference, n_seeds = analysis.reference, sorted({d.final[mode].n_seeds for d in others})
     runs = f"{n_seeds[0]} seeds" if len(n_seeds) == 1 else f"{n_seeds[0]} to {n_seeds[-1]} seeds"
     reasons = {d.final[mode].unknown for d in others}
     if reasons == {"one seed"}:
         return ComparisonVerdict(
-            "One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(found)
+            "One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(analysis)
         )
     if reasons == {"one item"}:
         return ComparisonVerdict(
-            "One item cannot tell arms apart: what another item would have given is not known.", _more(found)
+            "One item cannot tell arms apart: what another item would have given is not known.", _more(analysis)
         )
     if len(groups["unknown"]) == len(others):
-        return ComparisonVerdict(f"Nothing can be said of differences to {reference}.", _more(found, unknown=others))
+        return ComparisonVerdict(f"Nothing can be said of differences to {reference}.", _more(analysis, unknown=others))
     parts = []
     for kind, word in (("better", "above"), ("worse", "below")):
         if groups[kind]:
@@ -112,7 +112,7 @@ def comparison_verdict(found: Analysis) -> ComparisonVerdict:
             _list([d.arm for d in groups["even"]]) if len(groups["even"]) < 4 else f"any of {len(groups['even'])} arms"
         )
         headline = f"No difference to {reference} could be shown for {names}, with {runs} each."
-        return ComparisonVerdict(headline, _more(found, groups["even"], groups["unknown"]))
+        return ComparisonVerdict(headline, _more(analysis, groups["even"], groups["unknown"]))
     headline = "; ".join(parts) + "."
     if groups["even"]:
         rest = (
@@ -121,47 +121,49 @@ def comparison_verdict(found: Analysis) -> ComparisonVerdict:
             else f"the other {len(groups['even'])} arms"
         )
         headline += f" No difference could be shown for {rest}."
-    return ComparisonVerdict(headline, _more(found, groups["even"], groups["unknown"]))
+    return ComparisonVerdict(headline, _more(analysis, groups["even"], groups["unknown"]))
 
 
 def _named(difference: Difference, mode: str) -> str:
     return f"{difference.arm} ({points(difference.final[mode].estimate.value)} points)"
 
 
-def _more(found: Analysis, even: Sequence[Difference] = (), unknown: Sequence[Difference] = ()) -> list[str]:
-    out = seeds_sentences(found, even) + _unknown_sentences(found, unknown)
-    if (n := len(found.differences)) > 1:
+def _more(analysis: Analysis, even: Sequence[Difference] = (), unknown: Sequence[Difference] = ()) -> list[str]:
+    out = seeds_sentences(analysis, even) + _unknown_sentences(analysis, unknown)
+    if (n := len(analysis.differences)) > 1:
         out.append(
-            f"{n} arms are held against {found.reference}: what is called a difference has p < .05 after Holm's "
+            f"{n} arms are held against {analysis.reference}: what is called a difference has p < .05 after Holm's "
             f"correction, and what would have shown or how many seeds it takes is at .05 / {n}; intervals are 95% "
             "each. The others are not compared with each other: --reference NAME does that."
         )
-    slower = [a for a in found.arms if a.times.shares["critic"] > 0.005]
+    slower = [a for a in analysis.arms if a.times.shares["critic"] > 0.005]
     for arm in slower:
         ratio = arm.times.ratio
         relative = (
-            f"; a rollout costs {number(ratio.value)} times {found.reference}'s" if math.isfinite(ratio.value) else ""
+            f"; a rollout costs {number(ratio.value)} times {analysis.reference}'s"
+            if math.isfinite(ratio.value)
+            else ""
         )
-        clock = "CPU" if found.clock == "cpu" else "wall-clock"
+        clock = "CPU" if analysis.clock == "cpu" else "wall-clock"
         out.append(
             f"{arm.name} spends {percent(arm.times.shares['critic'], 0)} of its {clock} time on its critic{relative}."
         )
-    collapsed = [a for a in found.arms if a.n_collapsed]
+    collapsed = [a for a in analysis.arms if a.n_collapsed]
     if collapsed:
         out.append(
             "Collapsed: " + _list([f"{a.n_collapsed} of {len(a.seeds)} runs of {a.name}" for a in collapsed]) + "."
         )
-    if found.left_out:
-        arms = sorted({x.arm for x in found.left_out})
-        n = len(found.left_out)
+    if analysis.left_out:
+        arms = sorted({x.arm for x in analysis.left_out})
+        n = len(analysis.left_out)
         out.append(f"{n} run{'s' if n > 1 else ''} could not be used ({_list(arms)}): see below.")
     return out
 
 
-def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
+def seeds_sentences(analysis: Analysis, even: Sequence[Difference]) -> list[str]:
     """What could not be shown, what is still possible, and what it would take to know; arms with the same answer
     together."""
-    mode, wanted = found.modes[0], found.settings.difference
+    mode, wanted = analysis.modes[0], analysis.settings.difference
     d = number(100 * wanted, 1).removesuffix(".0")
     unit = "1 point" if d == "1" else f"{d} points"
     grouped: dict[str, list[str]] = {}
@@ -169,8 +171,8 @@ def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
         crossed, needed = difference.final[mode], difference.seeds_needed
         if needed is None:
             what = (
-                f"no number of seeds would tell a difference of {unit} on these {found.n_items} items: more items are "
-                "needed"
+                f"no number of seeds would tell a difference of {unit} on these {analysis.n_items} items: more items "
+                "are needed"
             )
         elif needed <= crossed.n_seeds:
             what = f"a true difference of {unit} would most likely have shown"
@@ -178,12 +180,12 @@ def seeds_sentences(found: Analysis, even: Sequence[Difference]) -> list[str]:
             what = f"about {needed} seeds an arm would be needed to tell a difference of {unit}"
         name = f"{difference.arm} {points_with_interval(crossed.estimate)}"
         if crossed.p < ALPHA:
-            name += f" (apart from {found.reference} if it were the only arm, not among {len(found.differences)})"
+            name += f" (apart from {analysis.reference} if it were the only arm, not among {len(analysis.differences)})"
         grouped.setdefault(what, []).append(name)
     return [f"{'; '.join(names)}: {what}." for what, names in grouped.items()]
 
 
-def _unknown_sentences(found: Analysis, unknown: Sequence[Difference]) -> list[str]:
+def _unknown_sentences(analysis: Analysis, unknown: Sequence[Difference]) -> list[str]:
     """Arms without a verdict, and why; a table in which nothing varies shows neither a difference nor that there is
     none."""
     why = {
@@ -196,14 +198,14 @@ def _unknown_sentences(found: Analysis, unknown: Sequence[Difference]) -> list[s
     }
     grouped: dict[str, list[str]] = {}
     for d in unknown:
-        crossed = d.final[found.modes[0]]
+        crossed = d.final[analysis.modes[0]]
         grouped.setdefault(why[crossed.unknown], []).append(f"{d.arm} {points(crossed.estimate.value)} points")
     return [f"{'; '.join(names)}: {what}." for what, names in grouped.items()]
 
 
-def shadow_sentence(found: Analysis) -> str:
+def shadow_sentence(analysis: Analysis) -> str:
     """Which shadow baselines predict better than LOO in this training, in a sentence; "" without any."""
-    known = {k: v for k, v in found.shadow.items() if math.isfinite(v.value)}
+    known = {k: v for k, v in analysis.shadow.items() if math.isfinite(v.value)}
     if not known:
         return ""
     better = [f"{k} {number(v.value)}" for k, v in sorted(known.items(), key=lambda x: -x[1].value) if v.low > 1]
@@ -217,11 +219,11 @@ def shadow_sentence(found: Analysis) -> str:
     )
 
 
-def rates_sentence(found: Analysis) -> list[str]:
+def rates_sentence(analysis: Analysis) -> list[str]:
     """Learning-rate robustness, a sentence an arm."""
     out = []
-    n_compared = sum(c.against_reference is not None for c in found.rates)
-    for curve in found.rates:
+    n_compared = sum(c.against_reference is not None for c in analysis.rates)
+    for curve in analysis.rates:
         n, total = sum(p.n_collapsed for p in curve.points), sum(p.n_runs for p in curve.points)
         chosen = next(p for p in curve.points if p.arm == curve.chosen)
         span = f"{rate(curve.points[0].rate)} to {rate(curve.points[-1].rate)}"
@@ -231,18 +233,18 @@ def rates_sentence(found: Analysis) -> list[str]:
         if against is not None and not against.unknown:
             told = curve.p_holm < ALPHA
             word = ("above" if against.estimate.value > 0 else "below") if told else "no difference shown to"
-            what += f"; over all shared rates {points_with_interval(against.estimate)}, {word} {found.reference}"
+            what += f"; over all shared rates {points_with_interval(against.estimate)}, {word} {analysis.reference}"
             if n_compared > 1:
                 what += f" (Holm's correction over {n_compared} arms)"
         out.append(what + ".")
     return out
 
 
-def left_out_lines(found: Analysis) -> list[str]:
+def left_out_lines(analysis: Analysis) -> list[str]:
     """Runs that could not be used, those with the same reason together: ``grpo, seeds 1 and 2: has not been
     started``."""
     grouped: dict[tuple[str, str], list[str]] = {}
-    for x in found.left_out:
+    for x in analysis.left_out:
         grouped.setdefault((x.arm, x.reason), []).append(x.seed)
     return [
         f"{arm}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}"

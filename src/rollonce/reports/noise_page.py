@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from rollonce import __version__
@@ -13,8 +11,8 @@ from rollonce.files import write_whole_file
 from rollonce.noise.gradients import ScoreGradients
 from rollonce.noise.report import Lag, NoiseReport
 from rollonce.reports import svg
+from rollonce.reports.html import page_environment
 from rollonce.reports.noise import approximation_rows, lag_lines, plain, verdict
-from rollonce.reports.page import subscript
 from rollonce.scoring import Estimate
 
 
@@ -32,13 +30,7 @@ def write_noise_page(
     Raises:
         InputError: if it cannot be written.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["sub"] = subscript
+    environment = page_environment()
     scale = svg.ratio_scale([e for r in report.rows for e in (r.ratio, r.predicted)] + [g.ratio for g in report.groups])
     rows = [
         (r, _bar(r.ratio, r.predicted, scale), plain(r.ratio), f"{r.predicted.value:.2f}", plain(r.gap))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from rollonce import __version__
 from rollonce.files import write_whole_file
 from rollonce.reports import svg
+from rollonce.reports.html import page_environment
 from rollonce.reports.words import capital, interval, number, precision, significant, verdict
 from rollonce.scoring import Board, Estimate, Score
 
@@ -48,12 +46,7 @@ def render(boards: Sequence[Board], command: str) -> str:
         boards: One section each.
         command: What made it, shown at the end.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.globals.update(
         number=number,
         significant=significant,
@@ -63,7 +56,6 @@ def render(boards: Sequence[Board], command: str) -> str:
         math=math,
         min=min,
     )
-    environment.filters.update(sub=subscript, wbr=breakable)
     sections = [_section(i, board) for i, board in enumerate(boards)]
     snrs = [s["board"].moments.snr for s in sections]
     snr_scale = svg.log_scale(snrs)
@@ -111,16 +103,6 @@ def _headline(boards: Sequence[Board]) -> str:
     )
 
 
-def subscript(text: str) -> Markup:
-    """``B_eff`` as people write it."""
-    return Markup(escape(text).replace("B_eff", Markup("B<sub>eff</sub>")))
-
-
-def breakable(text: str) -> Markup:
-    """A name that may break after an underscore or a hyphen."""
-    return Markup(re.sub(r"([_/-])", r"\1<wbr>", str(escape(text))))
-
-
 def _section(i: int, board: Board) -> dict[str, Any]:
     levels = svg.level_scale(board.batch_size)
     ratios = svg.ratio_scale([s.ratio for s in board.scores])
@@ -145,15 +127,15 @@ def _section(i: int, board: Board) -> dict[str, Any]:
 def _row(score: Score, levels: svg.Scale, ratios: svg.Scale) -> Row:
     kind = kind_of(score.ratio)
     return Row(
-        score.label,
-        score.scored_as,
-        kind,
-        svg.interval_bar(score.b_eff, levels, kind),
-        number(score.b_eff.value, 1),
-        interval(score.b_eff, 1),
-        svg.interval_bar(score.ratio, ratios, kind),
-        number(score.ratio.value, precision(score.ratio)),
-        interval(score.ratio),
+        label=score.label,
+        twin=score.scored_as,
+        kind=kind,
+        level=svg.interval_bar(score.b_eff, levels, kind),
+        level_text=number(score.b_eff.value, 1),
+        level_interval=interval(score.b_eff, 1),
+        ratio=svg.interval_bar(score.ratio, ratios, kind),
+        ratio_text=number(score.ratio.value, precision(score.ratio)),
+        ratio_interval=interval(score.ratio),
     )
 
 
@@ -192,7 +174,8 @@ def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
             if math.isfinite(score.ratio.value) and score.ratio.value > 0:
                 cells.setdefault(score.label, {})[k] = score.ratio
     mean = {
-        label: math.exp(sum(math.log(r.value) for r in found.values()) / len(found)) for label, found in cells.items()
+        label: math.exp(sum(math.log(r.value) for r in ratios.values()) / len(ratios))
+        for label, ratios in cells.items()
     }
     order = sorted(cells, key=lambda label: (len(cells[label]) < len(boards), -mean[label]))
     rows = []

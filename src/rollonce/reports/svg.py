@@ -73,13 +73,13 @@ def interval_bar(estimate: Estimate, scale: Scale, kind: str = "") -> Markup:
     parts = []
     if math.isfinite(estimate.low) and math.isfinite(estimate.high):
         a, b = scale.at(estimate.low), scale.at(estimate.high)
-        parts.append(Markup('<line class="ci" x1="{}%" x2="{}%" y1="11" y2="11"/>').format(_px(a), _px(b)))
+        parts.append(Markup('<line class="ci" x1="{}%" x2="{}%" y1="11" y2="11"/>').format(short(a), short(b)))
     for value, sign, anchor, x in ((estimate.low, "‹", "start", 0), (estimate.high, "›", "end", 100)):
         side = value if math.isfinite(value) else estimate.value
         if scale.beyond(side) and (side < scale.low) == (x == 0):
             parts.append(Markup('<text class="more" x="{}%" y="16" text-anchor="{}">{}</text>').format(x, anchor, sign))
     if not scale.beyond(estimate.value):
-        parts.append(Markup('<circle class="dot" cx="{}%" cy="11" r="4.5"/>').format(_px(scale.at(estimate.value))))
+        parts.append(Markup('<circle class="dot" cx="{}%" cy="11" r="4.5"/>').format(short(scale.at(estimate.value))))
     return Markup('<svg class="bar {}" width="100%" height="22" aria-hidden="true">{}</svg>').format(
         kind, Markup("").join(parts)
     )
@@ -92,7 +92,7 @@ def axis(scale: Scale, digits: int = 2) -> Markup:
         x = scale.at(value)
         anchor = "start" if x < 6 else "end" if x > 94 else "middle"
         text = f"{value:g}" if digits < 0 else number(value, digits).rstrip("0").rstrip(".") or "0"
-        parts.append(Markup('<text x="{}%" y="11" text-anchor="{}">{}</text>').format(_px(x), anchor, text))
+        parts.append(Markup('<text x="{}%" y="11" text-anchor="{}">{}</text>').format(short(x), anchor, text))
     return Markup('<svg class="axis" width="100%" height="14" aria-hidden="true">{}</svg>').format(
         Markup("").join(parts)
     )
@@ -104,7 +104,7 @@ def histogram(values: Sequence[float]) -> Markup:
     counts, edges = np.histogram(np.asarray(values), bins=20, range=(low, high))
     top = max(int(counts.max()), 1)
     step = max(1, math.ceil(top / 4))
-    parts = [_y_line(t / top, str(t)) for t in range(0, top + 1, step)]
+    parts = [y_line(t / top, str(t)) for t in range(0, top + 1, step)]
     slot = (WIDTH - LEFT - RIGHT) / len(counts)
     for k, count in enumerate(counts):
         height = (HEIGHT - TOP - BOTTOM) * count / top
@@ -112,12 +112,12 @@ def histogram(values: Sequence[float]) -> Markup:
         title = f"{count} tasks with a mean reward from {edges[k]:.3g} to {edges[k + 1]:.3g}"
         parts.append(
             Markup('<rect class="col" x="{}" y="{}" width="{}" height="{}" rx="1.5"><title>{}</title></rect>').format(
-                _px(x), _px(y), _px(slot - 2), _px(height), title
+                short(x), short(y), short(slot - 2), short(height), title
             )
         )
     for share in (0, 0.25, 0.5, 0.75, 1):
         parts.append(_x_text(share, f"{low + share * (high - low):.3g}"))
-    return _figure(parts, "mean reward of a task", f"Histogram of the mean rewards of {len(values)} tasks")
+    return figure(parts, "mean reward of a task", f"Histogram of the mean rewards of {len(values)} tasks")
 
 
 def curve(series: Mapping[str, Sequence[tuple[int, float]]]) -> Markup:
@@ -130,7 +130,7 @@ def curve(series: Mapping[str, Sequence[tuple[int, float]]]) -> Markup:
     y_low = math.floor(math.log2(min(v for _, v in points)))
     y_high = math.ceil(math.log2(max(v for _, v in points)))
     every = 2 if y_high - y_low > 6 else 1
-    parts = [_y_line((k - y_low) / (y_high - y_low), f"{2.0**k:g}") for k in range(y_low, y_high + 1, every)]
+    parts = [y_line((k - y_low) / (y_high - y_low), f"{2.0**k:g}") for k in range(y_low, y_high + 1, every)]
     parts += [_x_text((math.log(b) - x_low) / (x_high - x_low), str(b)) for b in sizes]
     for k, (name, line) in enumerate(series.items()):
         at = [
@@ -141,14 +141,17 @@ def curve(series: Mapping[str, Sequence[tuple[int, float]]]) -> Markup:
             for b, v in line
             if math.isfinite(v) and v > 0
         ]
-        path = " ".join(f"{_px(x)},{_px(y)}" for x, y in at)
+        path = " ".join(f"{short(x)},{short(y)}" for x, y in at)
         parts.append(Markup('<polyline class="s{}" points="{}"><title>{}</title></polyline>').format(k, path, name))
         if k:
-            parts += [Markup('<circle class="s{}" cx="{}" cy="{}" r="2.6"/>').format(k, _px(x), _px(y)) for x, y in at]
-    return _figure(parts, "batch size B", "B_eff against the batch size for " + ", ".join(series))
+            parts += [
+                Markup('<circle class="s{}" cx="{}" cy="{}" r="2.6"/>').format(k, short(x), short(y)) for x, y in at
+            ]
+    return figure(parts, "batch size B", "B_eff against the batch size for " + ", ".join(series))
 
 
-def _figure(parts: Sequence[Markup], x_title: str, label: str) -> Markup:
+def figure(parts: Sequence[Markup], x_title: str, label: str) -> Markup:
+    """A figure of parts with a title under its axis; ``label`` is for who cannot see it."""
     title = Markup('<text class="title" x="{}" y="{}" text-anchor="middle">{}</text>').format(
         (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_title
     )
@@ -157,19 +160,21 @@ def _figure(parts: Sequence[Markup], x_title: str, label: str) -> Markup:
     )
 
 
-def _y_line(share: float, text: str) -> Markup:
+def y_line(share: float, text: str) -> Markup:
+    """A line across a figure at a share of its height, with its value on the left."""
     y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
     return Markup(
         '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}" text-anchor="end">{}</text>'
-    ).format(LEFT, WIDTH - RIGHT, _px(y), _px(y), LEFT - 5, _px(y + 3.5), text)
+    ).format(LEFT, WIDTH - RIGHT, short(y), short(y), LEFT - 5, short(y + 3.5), text)
 
 
 def _x_text(share: float, text: str) -> Markup:
     x = LEFT + (WIDTH - LEFT - RIGHT) * share
     return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(
-        _px(x), HEIGHT - BOTTOM + 13, "end" if share == 1 else "middle", text
+        short(x), HEIGHT - BOTTOM + 13, "end" if share == 1 else "middle", text
     )
 
 
-def _px(value: float) -> str:
+def short(value: float) -> str:
+    """A coordinate with two decimals at most."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,31 @@
+"""What every page is rendered with: one jinja environment, and text as people write it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
+
+
+def page_environment() -> Environment:
+    """The environment of the templates: everything escaped, with the filters ``sub`` and ``wbr``."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(sub=subscript, wbr=breakable)
+    return environment
+
+
+def subscript(text: str) -> Markup:
+    """``B_eff`` as people write it."""
+    return Markup(escape(text).replace("B_eff", Markup("B<sub>eff</sub>")))
+
+
+def breakable(text: str) -> Markup:
+    """A name that may break after an underscore or a hyphen."""
+    return Markup(re.sub(r"([_/-])", r"\1<wbr>", str(escape(text))))
