@@ -16,7 +16,7 @@ from rollonce.collecting import Settings, collect
 from rollonce.collecting.environment import EnvironmentAsker
 from rollonce.collecting.settings import Sampled, seed_of
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.readers.base import Options
+from rollonce.readers.options import Options
 from rollonce.readers.verifiers import Verifiers
 
 ENVIRONMENT = """
@@ -70,7 +70,7 @@ def episode_of(finish: str, reward: float | None) -> SimpleNamespace:
 def test_a_rollout_that_meets_the_limit_earns_nothing(reward):
     # Without verifiers: the asker's reading of an episode needs none of it.
     asker = EnvironmentAsker.__new__(EnvironmentAsker)
-    asker.note, asker._reader, asker._options = {}, Verifiers(), Options()
+    asker.note, asker._reader = {}, Verifiers(Options())
     assert asker._sampled(episode_of("stop", 1.0)) == Sampled("So the answer is 4", 7, 16, False, reward=2.0)
     cut = asker._sampled(episode_of("length", reward))
     assert cut == Sampled("So the answer is 4", 7, 16, True, reward=0.0, failure="truncated")

@@ -226,16 +226,16 @@ def test_lm_eval_repeats_inside_a_run_are_refused() -> None:
 @pytest.mark.parametrize("folder", sorted(p.name for p in F.iterdir() if p.is_dir()))
 def test_a_format_is_found_by_what_is_in_the_file_not_by_its_name(folder: str, tmp_path: Path) -> None:
     """Copied under another name, each is still read as the same format (prime-rl's step is in the path, though)."""
-    from rollonce.readers.probe import probe
-    from rollonce.readers.read import recognise
+    from rollonce.readers.probe import probe_file
+    from rollonce.readers.registry import recognise
 
     for path in sorted((F / folder).rglob("*")):
         if path.is_file() and path.name not in ("metadata.json", "aggregated_results.jsonl", "dataset.jsonl"):
-            here = recognise(probe(path))
+            here = recognise(probe_file(path))
             assert here is not None
             if here.name == "prime-rl":
                 continue
             copy = tmp_path / f"renamed{path.suffix}"
             shutil.copy(path, copy)
-            there = recognise(probe(copy))
+            there = recognise(probe_file(copy))
             assert there is here

@@ -19,7 +19,7 @@ import numpy as np
 from rollonce.collecting.endpoint import Endpoint
 from rollonce.collecting.settings import Sampled, Settings
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.readers.base import Options
+from rollonce.readers.options import Options
 from rollonce.readers.verifiers import Verifiers, prompt_of
 from rollonce.tasks import Task
 
@@ -131,7 +131,7 @@ class EnvironmentAsker:
             }
         )
         self._serving = contextlib.AsyncExitStack()
-        self._reader, self._options = Verifiers(), Options()
+        self._reader = Verifiers(Options())
 
     async def prepare(self) -> None:
         """See that the server is there, and start what the environment serves."""
@@ -194,7 +194,7 @@ class EnvironmentAsker:
             self.note.setdefault("seed", _SEED_SENT)
             return Sampled(text, *tokens, True, reward=0.0, failure="truncated")
         try:
-            found = next(iter(self._reader.rows(episode.model_dump(mode="json"), self._options)))
+            found = next(iter(self._reader.rows(episode.model_dump(mode="json"))))
         except InputError as error:
             return Sampled("", None, None, False, reward=0.0, failure=f"NotScored: {error.message}")
         self.note.setdefault("seed", _SEED_SENT)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from tyro.conf import UseAppendAction, arg
@@ -15,11 +14,11 @@ from tyro.conf import UseAppendAction, arg
 from rollonce import datasets
 from rollonce.commands.terminal import Bars, Flag
 from rollonce.errors import InputError
+from rollonce.readers.options import Options, ReadOptions
+from rollonce.readers.paths import name_of_set
+from rollonce.readers.read import RolloutFile, find_files, read_files, read_rollouts
 from rollonce.rollouts import Rollouts
 
-# Where each file is a whole evaluation; the others are written by a training run, a file a step (or, lm-eval, a file a
-# seed).
-_WHOLE = frozenset({"evalplus", "inspect", "verifiers", "verifiers-legacy", "tinker-evals"})
 _STEP_FOLDER = re.compile(r"^(?:global_)?(?:step|iteration|iter|epoch)[_-]?\d+", re.IGNORECASE)
 _SHARD = re.compile(
     r"^(?:(?:.*[_.-])?(?:part|shard|chunk|step|iter|iteration|rank|worker|batch)[_-]?)?\d+(?:[_-]of[_-]\d+)?$",
@@ -64,19 +63,24 @@ class ReaderOptions:
     max_prompt_chars: Annotated[int, arg(metavar="N")] = 1_000_000
     """Longer prompts are refused: most often the wrong key was read."""
 
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> ReadOptions:
         """For `read_rollouts` and `follow`."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         # "a,b" is two columns, unless the comma belongs to a pattern.
         plain["columns"] = [piece.strip() for c in self.columns for piece in (c.split(",") if ":" not in c else [c])]
-        return plain
+        return ReadOptions(**plain)
 
 
 class Source(NamedTuple):
     """One set to be read: files of one format, or the name of a shipped set (then no files)."""
 
     name: str
-    files: tuple[str, ...]
+    found: tuple[RolloutFile, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files' paths."""
+        return tuple(str(file.probe.path) for file in self.found)
 
 
 def find_sources(
@@ -87,7 +91,7 @@ def find_sources(
     together: bool = False,
     separate: bool = False,
 ) -> list[Source]:
-    """What FILES stand for, one `Source` a board.
+    """What FILES stand for, one `Source` for each board.
 
     Files that are a table of their own stay apart (the user's own files, evaluations); the files of one training run,
     the shards of one table and lm-eval's runs over several seeds belong together.
@@ -105,19 +109,22 @@ def find_sources(
     if together and separate:
         raise InputError("--together and --separate exclude each other")
     sources = [Source(name, ()) for name in datasets.names()] if all_datasets else []
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, dict[str, RolloutFile]] = {}
+    format = Options.of(options.keywords()).forced_format
     for word in words:
         shipped = _shipped(word)
         if shipped:
-            sources += [] if any(s.name == shipped and not s.files for s in sources) else [Source(shipped, ())]
+            sources += [] if any(s.name == shipped and not s.found for s in sources) else [Source(shipped, ())]
             continue
-        for key, file in _files(word, options):
-            groups.setdefault("all" if together else file if separate else key, []).append(file)
+        for file in find_files([word], format):
+            path = str(file.probe.path)
+            key = "all" if together else path if separate else _belongs_to(file)
+            groups.setdefault(key, {}).setdefault(path, file)
     if not sources and not groups:
         raise InputError(
             "no FILES given; name files, directories, or a set that comes with rollonce: " + ", ".join(datasets.names())
         )
-    return _with_names(sources, [tuple(dict.fromkeys(files)) for files in groups.values()])
+    return _with_names(sources, [tuple(files.values()) for files in groups.values()])
 
 
 def _shipped(word: str) -> str:
@@ -131,40 +138,25 @@ def _shipped(word: str) -> str:
         raise InputError(f"no such file or directory, and {error.message}", file=word) from None
 
 
-def _files(word: str, options: ReaderOptions) -> Iterable[tuple[Any, str]]:
-    from rollonce.readers.read import choose
-    from rollonce.readers.registry import format_named
-
-    forced = None
-    if options.format is not None:
-        forced = format_named(options.format)
-    elif options.prompt_key or options.reward_key:
-        forced = format_named("generic")
-    looks, reader = choose([word], forced)
-    return [(_belongs_to(look.path, reader.name), str(look.path)) for look in looks]
-
-
-def _belongs_to(path: Path, format: str) -> Any:
+def _belongs_to(file: RolloutFile) -> Any:
     """Files with the same key make one table."""
+    path, format = file.probe.path, file.format
     stem = re.sub(r"(\.\w+)?(\.gz)?$", "", path.name)
     folder = "/".join("#" if _STEP_FOLDER.match(part) else part for part in path.parent.parts)
-    if format in _WHOLE or (format == "generic" and not _SHARD.match(stem)):
+    if format.whole_file or (format.name == "generic" and not _SHARD.match(stem)):
         return str(path)
-    if format == "automationbench":  # an export is one rollout a task
-        return format, folder
-    if format == "lm-eval":  # a run a seed, in folders and under dates of their own
-        return format, re.sub(r"\d+", "#", str(path))
-    return format, folder, re.sub(r"\d+", "#", path.name)
+    if format.name == "automationbench":  # an export is one rollout of each task
+        return format.name, folder
+    if format.name == "lm-eval":  # one run per seed, in folders and under dates of their own
+        return format.name, re.sub(r"\d+", "#", str(path))
+    return format.name, folder, re.sub(r"\d+", "#", path.name)
 
 
-def _with_names(sources: list[Source], groups: list[tuple[str, ...]]) -> list[Source]:
+def _with_names(sources: list[Source], groups: list[tuple[RolloutFile, ...]]) -> list[Source]:
     taken = {s.name for s in sources}
     for files in groups:
-        first = Path(files[0])
-        stem = (
-            re.sub(r"(\.(jsonl|ndjson|json|csv|tsv|parquet|eval))?(\.gz)?$", "", first.name, flags=re.IGNORECASE)
-            or first.name
-        )
+        first = files[0].probe.path
+        stem = name_of_set(first)
         folders = [p for p in first.resolve().parent.parts[1:] if not _STEP_FOLDER.match(p)]
         name = stem if len(files) == 1 or not folders else folders[-1]
         candidates = [name, *("/".join([*folders[-k:], stem]) for k in range(1, len(folders) + 1)), str(first)]
@@ -176,10 +168,15 @@ def _with_names(sources: list[Source], groups: list[tuple[str, ...]]) -> list[So
 
 def read(source: Source, options: ReaderOptions, bars: Bars | None = None) -> Rollouts:
     """The table of one source."""
-    from rollonce.readers import read_rollouts
-
-    if not source.files and options == ReaderOptions():
-        return datasets.load(source.name)
-    files: Any = source.files or (datasets.path(source.name),)
     tell = (lambda done, total: bars.tell(f"reading {source.name}", "", done, total)) if bars else None
-    return read_rollouts(files, name=source.name, progress=tell, **options.keywords())
+    if source.found:
+        return read_files(
+            source.found,
+            Options.of(options.keywords()),
+            name=source.name,
+            source=", ".join(source.files),
+            progress=tell,
+        )
+    if options == ReaderOptions():
+        return datasets.load(source.name)
+    return read_rollouts(datasets.path(source.name), name=source.name, progress=tell, **options.keywords())

@@ -16,60 +16,68 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Reject, Row, keys_of, kind_of
+from rollonce.readers.base import Format, Row
 from rollonce.readers.join import NO_PROMPTS, Join
-from rollonce.readers.jsonl import read_document
+from rollonce.readers.jsonl import Reject, Tell
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
+from rollonce.readers.values import keys_of, kind_of
 from rollonce.rollouts import render_messages
 
 
 class _Document(Format):
     streams = False
 
-    def start(self, path: Path, options: Options) -> None:
-        """The join file, once."""
-        if options.join is not None and options.join != NO_PROMPTS and "join" not in options.state:
-            options.state["join"] = Join(options.join, ("task_id", "name"))
-        options.state["run"] = str(path)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._join: Join | None = None
+        self._run = ""
 
-    def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    def start(self, probe: Probe) -> None:
+        """The join file, once."""
+        if self.options.join is not None and self.options.join != NO_PROMPTS and self._join is None:
+            self._join = Join(self.options.join, ("task_id", "name"))
+        self._run = str(probe.path)
+
+    def records(
+        self, probe: Probe, reject: Reject, tell: Tell | None = None
+    ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """The results, numbered from 1."""
-        look: Probe | None = options.state.get("probe")
-        document = look.document if look is not None and look.document is not None else read_document(path)
+        document = probe.document
         if not isinstance(document, dict):
-            raise InputError(f"not a result file of {self.name}: {kind_of(document)}", file=path)
+            raise InputError(f"not a result file of {self.name}: {kind_of(document)}", file=probe.path)
         try:
             records = list(self.results(document))
         except (KeyError, TypeError, AttributeError, ValueError):
-            raise InputError(f"not a result file of {self.name}; {keys_of(document)}", file=path) from None
+            raise InputError(f"not a result file of {self.name}; {keys_of(document)}", file=probe.path) from None
         yield range(1, len(records) + 1), records
 
     @abstractmethod
     def results(self, document: dict[str, Any]) -> Iterable[Any]:
         """The results in a file, one a rollout or task."""
 
-    def prompt(self, task: str, options: Options) -> Any:
-        if options.join == NO_PROMPTS:
+    def prompt(self, task: str) -> Any:
+        if self.options.join == NO_PROMPTS:
             return task
-        if "join" not in options.state:
+        if self._join is None:
             raise InputError(
                 f"{self.name} results hold no prompts; join the benchmark's own file by task_id (join=, --join: rows "
                 f"with 'task_id' and 'prompt'), or say join={NO_PROMPTS!r} if baselines that read no prompt are enough"
             )
-        return options.state["join"].find({"task_id": task, "name": task}).prompt
+        return self._join.find({"task_id": task, "name": task}).prompt
 
 
 class EvalPlus(_Document):
     """EvalPlus results."""
 
     name = "evalplus"
-    what = "EvalPlus: *_eval_results.json, with the dataset file as join"
+    whole_file = True
 
-    def sniff(self, probe: Probe) -> bool:
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``hash`` and ``eval`` of lists of results with ``base_status``."""
         if not probe.has("hash", "eval") or not isinstance(probe.record["eval"], dict):
             return False
@@ -82,25 +90,25 @@ class EvalPlus(_Document):
             for i, sample in enumerate(samples):
                 yield {**sample, "task_id": task, "position": i}
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One sample."""
         base, plus = record["base_status"], record.get("plus_status")
-        if options.reward not in (None, "base", "plus"):
-            raise InputError(f"reward={options.reward!r}: EvalPlus has 'base' and 'plus'")
-        if plus is None and options.reward == "plus":
+        if self.options.reward not in (None, "base", "plus"):
+            raise InputError(f"reward={self.options.reward!r}: EvalPlus has 'base' and 'plus'")
+        if plus is None and self.options.reward == "plus":
             raise InputError("no plus_status: this was run with base_only; say reward='base'")
-        passed = base == "pass" and (plus == "pass" or plus is None or options.reward == "base")
+        passed = base == "pass" and (plus == "pass" or plus is None or self.options.reward == "base")
         task = record["task_id"]
-        yield Row(self.prompt(task, options), passed, task, f"{options.state['run']}#{record['position']}")
+        yield Row(self.prompt(task), passed, task, f"{self._run}#{record['position']}")
 
 
 class AutomationBench(_Document):
     """AutomationBench exports."""
 
     name = "automationbench"
-    what = "AutomationBench: auto-bench --export-json"
 
-    def sniff(self, probe: Probe) -> bool:
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``meta``, ``summary`` and ``tasks`` with names and scores."""
         if not probe.has("meta", "summary", "tasks") or not isinstance(probe.record["tasks"], list):
             return False
@@ -111,13 +119,13 @@ class AutomationBench(_Document):
         """The tasks."""
         return document["tasks"]
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One task's rollout."""
         before = []
         for message in record.get("messages") or []:
             if message.get("role") == "assistant":
                 break
             before.append(message)
-        prompt = render_messages(before) if before else self.prompt(record["name"], options)
-        reward = record[options.reward or "score"]
-        yield Row(prompt, reward, record["name"], options.state["run"], record.get("output_tokens"))
+        prompt = render_messages(before) if before else self.prompt(record["name"])
+        reward = record[self.options.reward or "score"]
+        yield Row(prompt, reward, record["name"], self._run, record.get("output_tokens"))

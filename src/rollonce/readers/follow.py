@@ -6,17 +6,18 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
-from rollonce.readers.base import ColumnSpec, Format, Merger, Options
+from rollonce.readers.base import Format, RowMerger
 from rollonce.readers.jsonl import BLOCK_BYTES, parse_block, parse_line
-from rollonce.readers.probe import probe
-from rollonce.readers.read import PathLike, expand, recognise
-from rollonce.readers.registry import format_named
+from rollonce.readers.options import Options, ReadOptions
+from rollonce.readers.paths import PathLike, expand
+from rollonce.readers.probe import Probe, probe_file
+from rollonce.readers.registry import format_named, recognise
 from rollonce.readers.table import TableBuilder
 
 _NOT_YET = ("the file is empty", "no such file", "no file matches", "nothing readable")
@@ -47,37 +48,20 @@ class Rows(NamedTuple):
 
 
 def follow(
-    path: PathLike,
-    *,
-    format: str | None = None,
-    prompt_key: str | None = None,
-    task_key: str | None = None,
-    reward_key: str | None = None,
-    rollout_key: str | None = None,
-    length_key: str | None = None,
-    step_key: str | None = None,
-    columns: Sequence[str] = (),
-    reward: str | None = None,
-    join: PathLike | None = None,
-    split: str | None = None,
-    filter: str | None = None,
-    skip_bad_rows: bool = False,
-    max_prompt_chars: int = 1_000_000,
-    poll: float = 1.0,
-    stop: Callable[[], bool] | None = None,
+    path: PathLike, *, poll: float = 1.0, stop: Callable[[], bool] | None = None, **options: Unpack[ReadOptions]
 ) -> Iterator[Rows]:
     """Read a JSON Lines log from its beginning and then whatever is appended to it.
 
     A last line without its newline is held back until the newline comes (or until ``stop``, when it is read if it is
-    whole). The path may be a file, or a directory or glob in which files keep appearing (verl and prime-rl write one a
-    step); it need not exist yet.
+    whole). The path may be a file, or a directory or glob in which files keep appearing (verl and prime-rl write one
+    per step); it need not exist yet.
 
     Args:
-        path: What to follow. Options up to ``max_prompt_chars`` are those of `read_rollouts`; copies of a rollout are
-            not looked for.
+        path: What to follow.
         poll: Seconds to wait when there is nothing new.
         stop: Asked whenever there is nothing new; True ends the stream after what is there has been read. None: go on
             for ever.
+        options: Those of `read_rollouts`; copies of a rollout are not looked for.
 
     Yields:
         `Rows`, at most a few hundred kilobytes of log at a time.
@@ -86,23 +70,7 @@ def follow(
         InputError: for what `read_rollouts` would raise for, for a format that is no JSON Lines, for gzip, and if a
             file shrinks.
     """
-    options = Options(
-        prompt_key,
-        task_key,
-        reward_key,
-        rollout_key,
-        length_key,
-        step_key,
-        tuple(map(ColumnSpec.parse, columns)),
-        reward,
-        join,
-        split,
-        filter,
-    )
-    forced = (
-        format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
-    )
-    stream = _Stream(options, forced, TableBuilder(skip_bad_rows=skip_bad_rows, max_prompt_chars=max_prompt_chars))
+    stream = _Stream(Options.of(options))
     while True:
         last = stop is not None and stop()
         yield from stream.news(path, last)
@@ -114,9 +82,11 @@ def follow(
 class _Stream:
     """What has been read so far of which file."""
 
-    def __init__(self, options: Options, forced: Format | None, builder: TableBuilder) -> None:
-        self.options, self.forced, self.builder = options, forced, builder
-        self.reader: Format | None = forced
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.format = format_named(options.forced_format) if options.forced_format else None
+        self.reader: Format | None = None
+        self.builder = TableBuilder(skip_bad_rows=options.skip_bad_rows, max_prompt_chars=options.max_prompt_chars)
         self.tails: dict[Path, _Tail] = {}
         self.order = 0
 
@@ -141,33 +111,33 @@ class _Stream:
             tail.finished = finish
 
     def _open(self, file: Path, last: bool) -> _Tail | None:
-        look = probe(file)
-        reader = self.forced or (recognise(look) if look.problem is None else None)
-        if look.problem is not None or reader is None or look.record is None:
-            if look.problem is not None and "empty" not in look.problem:
-                raise InputError(look.problem, file=file)
-            if look.problem is None and look.record is not None:
+        probe = probe_file(file)
+        known = self.format or recognise(probe)
+        if probe.problem is not None or known is None or probe.record is None:
+            if probe.problem is not None and "empty" not in probe.problem:
+                raise InputError(probe.problem, file=file)
+            if probe.problem is None and probe.record is not None:
                 raise InputError("no known format; force one with format= (--format)", file=file)
-            if last and look.problem is None:
+            if last and probe.problem is None:
                 raise InputError("no whole row of a known format in it", file=file)
             return None  # nothing in it yet, or not yet a whole first line
         if self.reader is None:
-            self.reader = reader
-        if reader is not self.reader:
-            raise InputError(f"this file is {reader.name}, the ones before are {self.reader.name}", file=file)
+            self.reader = known(self.options)
+        if known is not type(self.reader):
+            raise InputError(f"this file is {known.name}, the ones before are {self.reader.name}", file=file)
         with open(file, "rb") as f:
-            if not reader.streams or f.read(2) == b"\x1f\x8b" or look.kind not in ("jsonl", "json"):
+            if not known.streams or f.read(2) == b"\x1f\x8b" or probe.kind not in ("jsonl", "json"):
                 raise InputError(
-                    f"only JSON Lines can be followed, not {reader.name} as {look.kind or 'gzip'}; read it when it is "
+                    f"only JSON Lines can be followed, not {known.name} as {probe.kind or 'gzip'}; read it when it is "
                     "written",
                     file=file,
                 )
-        self.options.state["probe"] = look
-        return _Tail(file, reader)
+        probe.forget_document()
+        return _Tail(probe, self.reader)
 
     def _read(self, tail: _Tail, finish: bool) -> Iterator[Rows]:
-        reader, file = tail.reader, str(tail.path)
-        reader.start(tail.path, self.options)
+        reader, file = tail.reader, str(tail.probe.path)
+        reader.start(tail.probe)
         for first_line, n, block in tail.new_lines(finish):
             lines, records = tail.merger.push(*parse_block(block, first_line, n, file, self.builder.reject))
             yield from self._rows(reader, file, lines, records)
@@ -175,7 +145,7 @@ class _Stream:
             yield from self._rows(reader, file, *tail.merger.flush())
 
     def _rows(self, reader: Format, file: str, lines: Sequence[int], records: list[Any]) -> Iterator[Rows]:
-        self.builder.add(reader.block(file, lines, records, self.options, self.builder.reject))
+        self.builder.add(reader.block(file, lines, records, self.builder.reject))
         taken = self.builder.take()
         if taken is None:
             return
@@ -189,18 +159,18 @@ class _Stream:
 class _Tail:
     """A file's new whole lines."""
 
-    def __init__(self, path: Path, reader: Format) -> None:
-        self.path, self.reader = path, reader
+    def __init__(self, probe: Probe, reader: Format) -> None:
+        self.probe, self.reader = probe, reader
         self.offset, self.line, self.finished = 0, 1, False
-        self.merger = Merger(reader)
+        self.merger = RowMerger(reader)
 
     def new_lines(self, finish: bool) -> Iterator[tuple[int, int, bytes]]:
-        size = os.stat(self.path).st_size
+        size = os.stat(self.probe.path).st_size
         if size < self.offset:
             raise InputError(
-                f"the file shrank from {self.offset:,} to {size:,} bytes while it was followed", file=self.path
+                f"the file shrank from {self.offset:,} to {size:,} bytes while it was followed", file=self.probe.path
             )
-        with open(self.path, "rb") as f:
+        with open(self.probe.path, "rb") as f:
             f.seek(self.offset)
             rest = b""
             while chunk := f.read(BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Anyone's own rollouts: JSON Lines, one JSON list, CSV or parquet, one rollout a row, under keys that can be named.
+"""Anyone's own rollouts: JSON Lines, one JSON list, CSV or parquet, one rollout per row, under keys that can be named.
 
 Keys that are not named are looked for under the usual names below; what is found in the first file holds for all of
 them.
@@ -6,17 +6,17 @@ them.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Block, Format, Options, Reject, Row, keys_of, kind_of, lookup
-from rollonce.readers.jsonl import json_blocks, read_chunks
-from rollonce.readers.probe import Probe, probe
+from rollonce.readers.base import Block, Format, Row
+from rollonce.readers.jsonl import Reject, Tell, json_blocks
+from rollonce.readers.options import Options
+from rollonce.readers.probe import Probe
+from rollonce.readers.tabular import csv_blocks, parquet_blocks
+from rollonce.readers.values import keys_of, kind_of, lookup
 
 # The usual names, the likeliest first. `id` and `uid` are left out on purpose: as often as not they number the rows.
 USUAL: dict[str, tuple[str, ...]] = {
@@ -36,38 +36,34 @@ USUAL: dict[str, tuple[str, ...]] = {
     "step": ("step", "training_step", "train_step", "global_step", "iteration"),
 }
 _FLAGS = {"prompt": "--prompt-key", "reward": "--reward-key"}
-_BATCH = 16_384
 
 
 class Generic(Format):
-    """JSON Lines, a JSON list, CSV or parquet with one rollout a row."""
+    """JSON Lines, a JSON list, CSV or parquet with one rollout per row."""
 
     name = "generic"
-    what = "JSON Lines (.gz), one JSON list, CSV or parquet: one rollout a row, keys named or guessed"
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._keys: dict[str, str] | None = None
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """A row with something like a prompt and something like a reward."""
         return isinstance(probe.record, dict) and all(
             any(k in probe.record for k in USUAL[w]) for w in ("prompt", "reward")
         )
 
-    def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    def records(
+        self, probe: Probe, reject: Reject, tell: Tell | None = None
+    ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Blocks of rows of the file, whichever of the four kinds it is."""
-        look = options.state.get("probe") or probe(path)
-        if look.kind == "parquet":
-            return parquet_blocks(path)
-        if look.kind == "csv":
-            return csv_blocks(path, reject)
-        if look.kind == "json":
-            rows = look.document if isinstance(look.document, list) else [look.document]
-            return iter([(range(1, len(rows) + 1), rows)])
-        return json_blocks(path, reject, options.state.get("tell"))
+        return row_blocks(probe, reject, tell)
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One record's rollout."""
-        keys = self.keys(record, options)
         values: dict[str, Any] = {}
-        for what, key in keys.items():
+        for what, key in self.keys(record).items():
             value = lookup(record, key)
             if (
                 value is None
@@ -78,30 +74,23 @@ class Generic(Format):
             if value is None and what == "task":
                 raise InputError(f"the task id ({key!r}) is null; it must be text or a number")
             values[what] = value
-        yield Row(
-            values["prompt"],
-            values["reward"],
-            values.get("task"),
-            values.get("rollout"),
-            values.get("length"),
-            values.get("step"),
-        )
+        yield Row(**values)
 
-    def keys(self, record: Any, options: Options) -> dict[str, str]:
-        """Which key holds what: named by the user, else guessed once from the first row.
+    def keys(self, record: Any) -> dict[str, str]:
+        """Which key holds which field of a row: named by the user, else guessed once from the first row.
 
         Raises:
             InputError: if there is no usual name for the prompt or the reward, saying which keys there are.
         """
-        if "keys" in options.state:
-            return options.state["keys"]
+        if self._keys is not None:
+            return self._keys
         if not isinstance(record, dict):
             raise InputError(f"a row must be an object with keys, not {kind_of(record)}")
         keys: dict[str, str] = {}
         for what, usual in USUAL.items():
-            named = getattr(options, f"{what}_key")
+            named = getattr(self.options, f"{what}_key")
             if named is None and what == "reward":
-                named = options.reward
+                named = self.options.reward
             if named is None:
                 named = next((k for k in usual if k in record), None)
             if named is None and what in _FLAGS:
@@ -111,28 +100,29 @@ class Generic(Format):
                 )
             if named:  # '' says: this log has none
                 keys[what] = named
-        options.state["keys"] = keys
+        self._keys = keys
         return keys
 
-    def block(self, file: str, lines: Sequence[int], records: list[Any], options: Options, reject: Reject) -> Block:
+    def block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
         """Many rows at once where their keys are plain; row by row where one lacks a key."""
-        dotted = any("." in k for k in options.state.get("keys", {}).values())
-        if dotted or any(c.pattern or c.key in ("task_id", "prompt") for c in options.columns):
-            return super().block(file, lines, records, options, reject)
+        columns = self.options.columns
+        dotted = any("." in k for k in (self._keys or {}).values())
+        if dotted or any(c.pattern or c.key in ("task_id", "prompt") for c in columns):
+            return super().block(file, lines, records, reject)
         try:
-            keys = self.keys(next(r for r in records if isinstance(r, dict)), options)
+            keys = self.keys(next(r for r in records if isinstance(r, dict)))
         except (InputError, StopIteration):
-            return super().block(file, lines, records, options, reject)
+            return super().block(file, lines, records, reject)
         need = {w: k for w, k in keys.items() if w in ("prompt", "reward", "task")}
         try:
             got = {w: list(map(itemgetter(k), records)) for w, k in need.items()}
-            columns = {c.name: list(map(itemgetter(c.key), records)) for c in options.columns}
+            values = {c.name: list(map(itemgetter(c.key), records)) for c in columns}
         except (KeyError, TypeError, IndexError):
-            return super().block(file, lines, records, options, reject)
-        if any({type(v) for v in values} - {str, int, float, bool} for values in columns.values()) or None in got.get(
+            return super().block(file, lines, records, reject)
+        if any({type(v) for v in column} - {str, int, float, bool} for column in values.values()) or None in got.get(
             "task", ()
         ):
-            return super().block(file, lines, records, options, reject)
+            return super().block(file, lines, records, reject)
         maybe = {w: _each(records, k) for w, k in keys.items() if w not in need}
         return Block(
             file,
@@ -143,8 +133,20 @@ class Generic(Format):
             maybe.get("rollout"),
             maybe.get("length"),
             maybe.get("step"),
-            columns,
+            values,
         )
+
+
+def row_blocks(probe: Probe, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    """Blocks of (line numbers, records) of a file of rows: JSON Lines, one JSON list, CSV or parquet."""
+    if probe.kind == "parquet":
+        return parquet_blocks(probe.path)
+    if probe.kind == "csv":
+        return csv_blocks(probe.path, reject)
+    if probe.kind == "json":
+        rows = probe.document if isinstance(probe.document, list) else [probe.document]
+        return iter([(range(1, len(rows) + 1), rows)])
+    return json_blocks(probe.path, reject, tell)
 
 
 def _each(records: list[Any], key: str) -> list[Any]:
@@ -152,84 +154,3 @@ def _each(records: list[Any], key: str) -> list[Any]:
         return list(map(itemgetter(key), records))
     except KeyError:
         return [r.get(key) for r in records]
-
-
-def csv_header(line: str) -> list[str]:
-    """The names in the first line of a CSV (or tab-separated) file."""
-    try:
-        return next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter_of(line)), [])
-    except csv.Error:
-        return []
-
-
-def delimiter_of(line: str) -> str:
-    """Tab if the header has tabs and no commas, then semicolon likewise, else comma."""
-    if "," in line:
-        return ","
-    return "\t" if "\t" in line else ";" if ";" in line else ","
-
-
-def csv_blocks(path: Path, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
-    """Blocks of (line numbers, rows as objects) of a CSV file with a header."""
-    csv.field_size_limit(1 << 30)
-    text = _decoded(path)
-    lines = io.StringIO(text, newline="")
-    reader = csv.reader(lines, delimiter=delimiter_of(text.partition("\n")[0]), strict=True)
-    try:
-        header = next(reader)
-    except (StopIteration, csv.Error) as error:
-        raise InputError(f"not CSV ({error})", file=path, line=1) from None
-    numbers: list[int] = []
-    rows: list[Any] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            values = next(reader)
-        except StopIteration:
-            break
-        except csv.Error as error:
-            reject(str(path), line, f"not CSV ({error})")
-            continue
-        if not values:
-            continue
-        if len(values) != len(header):
-            reject(str(path), line, f"{len(values)} fields where the header has {len(header)}")
-            continue
-        numbers.append(line)
-        rows.append(dict(zip(header, values, strict=True)))
-        if len(rows) == _BATCH:
-            yield numbers, rows
-            numbers, rows = [], []
-    yield numbers, rows
-
-
-def _decoded(path: Path) -> str:
-    data = b"".join(read_chunks(path)).removeprefix(b"\xef\xbb\xbf")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"not UTF-8: byte {error.start + 1} of the file is 0x{data[error.start]:02x}; save it as UTF-8 (iconv -f "
-            "LATIN1 -t UTF-8)",
-            file=path,
-            line=line,
-        ) from None
-
-
-def parquet_blocks(path: Path) -> Iterator[tuple[Sequence[int], list[Any]]]:
-    """Blocks of (row numbers from 1, rows as objects) of a parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    row = 1
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH):
-                records = batch.to_pylist()
-                yield range(row, row + len(records)), records
-                row += len(records)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"a damaged parquet file ({str(error).splitlines()[0][:160]})", file=path, line=row) from None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.readers.base import Format, Options, Reject, Row, kind_of
+from rollonce.readers.base import Format, Row
+from rollonce.readers.jsonl import Reject, Tell
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
+from rollonce.readers.values import kind_of
 
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
@@ -23,27 +25,34 @@ class Inspect(Format):
     """Inspect AI logs."""
 
     name = "inspect"
-    what = "Inspect AI: .eval (and .json) logs"
     streams = False
+    whole_file = True
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._run = self._task = ""
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """A zip with Inspect's header or journal, or a JSON document with ``eval`` and ``status``."""
         if probe.kind == "zip":
             return "header.json" in probe.names or any(n.startswith("_journal/") for n in probe.names)
         return probe.kind in ("json", "jsonl") and probe.has("version", "status", "eval", "plan")
 
-    def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    def records(
+        self, probe: Probe, reject: Reject, tell: Tell | None = None
+    ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Samples, a few at a time: they can be long."""
         try:
             from inspect_ai.log import read_eval_log, read_eval_log_samples
         except ImportError:
             raise MissingExtraError("reading Inspect logs", "inspect-ai", "inspect") from None
         try:
-            header = read_eval_log(str(path), header_only=True)
-            options.state["run"] = header.eval.run_id + "/" + header.eval.task_id
-            options.state["task"] = header.eval.task
+            header = read_eval_log(str(probe.path), header_only=True)
+            self._run = header.eval.run_id + "/" + header.eval.task_id
+            self._task = header.eval.task
             samples = read_eval_log_samples(
-                str(path),
+                str(probe.path),
                 all_samples_required=False,
                 resolve_attachments="core",
                 exclude_fields={"events", "store", "messages"},
@@ -55,20 +64,20 @@ class Inspect(Format):
         except (ValueError, OSError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"Inspect's reader cannot read it ({str(error)[:160]})", file=path) from None
+            raise InputError(f"Inspect's reader cannot read it ({str(error)[:160]})", file=probe.path) from None
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One sample of one epoch."""
         if record["error"]:
             raise InputError(
                 f"this sample ended in an error ({record['error'][:80]}); skip_bad_rows passes over such rows"
             )
-        task = f"{options.state['task']}/{record['id']}"
+        task = f"{self._task}/{record['id']}"
         yield Row(
             record["input"],
-            _score(record["scores"], options.reward),
+            _score(record["scores"], self.options.reward),
             task,
-            f"{options.state['run']}/{record['epoch']}",
+            f"{self._run}/{record['epoch']}",
             record["length"],
         )
 

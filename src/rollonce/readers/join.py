@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
-from rollonce.readers.base import kind_of, lookup
-from rollonce.readers.probe import probe
+from rollonce.readers.generic import row_blocks
+from rollonce.readers.probe import probe_file
+from rollonce.readers.values import kind_of, lookup
 from rollonce.rollouts import render_messages
 
 NO_PROMPTS = "none"
@@ -34,18 +35,15 @@ class Join:
     """
 
     def __init__(self, path: str | os.PathLike[str], keys: tuple[str, ...]) -> None:
-        from rollonce.readers.base import Options
-        from rollonce.readers.generic import Generic
-
         self.path = Path(path)
         if not self.path.is_file():
             raise InputError("no such join file", file=self.path)
-        look = probe(self.path)
-        if look.problem:
-            raise InputError(look.problem, file=self.path)
+        probe = probe_file(self.path)
+        if probe.problem:
+            raise InputError(probe.problem, file=self.path)
         self._table: dict[tuple[str, ...], Joined] = {}
         self.keys: tuple[str, ...] = ()
-        for lines, records in Generic().records(self.path, Options(state={"probe": look}), _stop):
+        for lines, records in row_blocks(probe, _stop):
             for line, record in zip(lines, records, strict=True):
                 self._add(line, record, keys)
         if not self._table:

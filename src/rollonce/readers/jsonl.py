@@ -11,14 +11,19 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import orjson
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Reject, Tell
+
+Reject = Callable[[str, int | None, str], None]
+"""``reject(file, line, message)``: raises `InputError`, or notes the row and returns when bad rows are skipped."""
+
+Tell = Callable[[int], None]
+"""``tell(position)``: how many bytes of the file have been read, for a progress bar."""
 
 # Small enough for the records of a block to stay in the processor's cache: twice as fast as 4 MiB.
 BLOCK_BYTES = 1 << 18

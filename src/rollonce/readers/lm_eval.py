@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.base import Format, Row
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 
 _NAME = re.compile(r"^samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
@@ -24,29 +24,35 @@ class LmEval(Format):
     """lm-evaluation-harness samples."""
 
     name = "lm-eval"
-    what = "lm-evaluation-harness: samples_<task>_<date>.jsonl of several seeded runs"
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._run = self._task = ""
+        self._filter = options.filter
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``doc_id``, ``doc_hash`` and ``resps``."""
         return probe.kind == "jsonl" and probe.has("doc_id", "doc_hash", "resps", "arguments")
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """A run is a file; its task is in the name."""
-        match = _NAME.match(path.name)
-        options.state["task"] = match.group(1) if match else ""
-        options.state["run"] = str(path)
+        match = _NAME.match(probe.path.name)
+        self._task = match.group(1) if match else ""
+        self._run = str(probe.path)
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One document's score in one run."""
         filtered = record.get("filter", "none")
-        wanted = options.filter or options.state.setdefault("filter", filtered)
-        if filtered != wanted:
-            if options.filter is None:
+        if self._filter is None:
+            self._filter = filtered
+        if filtered != self._filter:
+            if self.options.filter is None:
                 raise InputError(
-                    f"the samples were scored under several filters ({wanted}, {filtered}); name one with filter= "
-                    "(--filter)"
+                    f"the samples were scored under several filters ({self._filter}, {filtered}); name one with "
+                    "filter= (--filter)"
                 )
-            options.state["filtered"] = options.state.get("filtered", 0) + 1
+            self.n_filtered += 1
             return
         resps = record["resps"]
         if resps and isinstance(resps[0], list) and len(resps[0]) > 1:
@@ -55,13 +61,11 @@ class LmEval(Format):
                 "one; run it once a seed with repeats: 1 (--seed 1, 2, ...) and give all the files"
             )
         metrics = record.get("metrics") or [k for k in ("exact_match", "acc", "pass@1") if k in record]
-        name = options.reward or (metrics[0] if len(metrics) == 1 else None)
+        name = self.options.reward or (metrics[0] if len(metrics) == 1 else None)
         if name is None:
             raise InputError(f"several metrics ({', '.join(metrics)}); name one with reward= (--reward)")
         if name not in record:
             raise InputError(f"no metric {name!r}; this file has {', '.join(metrics)}")
         prompt = record["arguments"]["gen_args_0"]["arg_0"]
-        task = options.state["task"]
-        yield Row(
-            prompt, record[name], f"{task}/{record['doc_hash']}" if task else record["doc_hash"], options.state["run"]
-        )
+        document = record["doc_hash"]
+        yield Row(prompt, record[name], f"{self._task}/{document}" if self._task else document, self._run)

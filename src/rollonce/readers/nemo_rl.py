@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.base import Format, Row
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 
 _STEP = re.compile(r"train_data_step(\d+)")
@@ -24,9 +24,13 @@ class NemoRl(Format):
     """NeMo-RL training data logs."""
 
     name = "nemo-rl"
-    what = "NeMo-RL: train_data_step<N>.jsonl"
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._step: int | None = None
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``content`` and ``rewards`` with ``input_lengths`` or ``token_loss_mask``."""
         return (
             probe.kind == "jsonl"
@@ -34,19 +38,19 @@ class NemoRl(Format):
             and not probe.lacks("input_lengths", "token_loss_mask")
         )
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """The step in the file's name."""
-        match = _STEP.search(path.name)
-        options.state["step"] = int(match.group(1)) if match else None
+        match = _STEP.search(probe.path.name)
+        self._step = int(match.group(1)) if match else None
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
         content = _only(record["content"])
         if not isinstance(content, list) or len(content) < 2:
             raise InputError("'content' is not a list of messages, so prompt and response cannot be told apart")
         reward = _only(record.get("filtered_rewards", record["rewards"]))
         mask = _only(record["token_loss_mask"]) if "token_loss_mask" in record else None
-        yield Row(content[0], reward, length=sum(mask) if mask is not None else None, step=options.state["step"])
+        yield Row(content[0], reward, length=sum(mask) if mask is not None else None, step=self._step)
 
 
 def _only(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.readers.jsonl import open_binary, parse_line, read_chunks, read_document
+from rollonce.readers.tabular import csv_header
 
 _HEAD = 1 << 16
 _FIRST_LINE = 256 << 20
@@ -28,16 +29,29 @@ class Probe:
         kind: ``jsonl``, ``json`` (one document), ``csv``, ``parquet``, ``zip``.
         record: The first record of a jsonl or json file (a document's first element if it is a list), a parquet file's
             columns as ``{name: type}``, a CSV file's header as ``{name: ""}``; None where there is none.
-        document: A json file's whole document.
         problem: Why the file cannot be read as anything, if so.
+        names: A zip file's members.
     """
 
     path: Path
     kind: str = ""
     record: Any = None
-    document: Any = None
     problem: str | None = None
     names: list[str] = field(default_factory=list)
+    _document: Any = field(default=None, repr=False)
+
+    @property
+    def document(self) -> Any:
+        """A json file's whole document, parsed once."""
+        if self._document is None:
+            self._document = read_document(self.path)
+        return self._document
+
+    def forget_document(self) -> None:
+        """Free the memory of a document that has been read."""
+        if self.record is self._document:
+            self.record = None
+        self._document = None
 
     def has(self, *keys: str) -> bool:
         """Whether the first record is an object with all these keys."""
@@ -48,98 +62,98 @@ class Probe:
         return isinstance(self.record, dict) and not any(k in self.record for k in keys)
 
 
-def probe(path: Path) -> Probe:
+def probe_file(path: Path) -> Probe:
     """Look at a file. Never raises for what is in it: `Probe.problem` says what is wrong, in a sentence."""
-    found = Probe(path)
+    probe = Probe(path)
     try:
-        _look(found)
+        _probe(probe)
     except InputError as error:
-        found.problem = error.message
-    return found
+        probe.problem = error.message
+    return probe
 
 
-def _look(found: Probe) -> None:
-    path = found.path
+def _probe(probe: Probe) -> None:
+    path = probe.path
     with open(path, "rb") as f:
         head = f.read(_HEAD)
     if not head:
-        found.problem = "the file is empty"
+        probe.problem = "the file is empty"
         return
     if head.startswith(b"\x1f\x8b"):
         head = next(iter(read_chunks(path, _HEAD)), b"")
         if not head:
-            found.problem = "the file is empty (once unpacked)"
+            probe.problem = "the file is empty (once unpacked)"
             return
     if head.startswith(b"PAR1"):
-        _look_at_parquet(found)
+        _probe_parquet(probe)
     elif head.startswith(b"PK\x03\x04"):
-        _look_at_zip(found)
+        _probe_zip(probe)
     elif (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") or path.suffix.lower() in _PICKLES:
-        found.problem = f"a pickle (.pkl, .pt); {_REFUSED}"
+        probe.problem = f"a pickle (.pkl, .pt); {_REFUSED}"
     elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        found.problem = "UTF-16 text, not UTF-8; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
+        probe.problem = "UTF-16 text, not UTF-8; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
     elif head.startswith(b"\x28\xb5\x2f\xfd"):
-        found.problem = "a zstd file; unpack it first (zstd -d), or use gzip"
+        probe.problem = "a zstd file; unpack it first (zstd -d), or use gzip"
     elif b"\x00" in head:
-        found.problem = (
+        probe.problem = (
             "a binary file, not text; rollouts are read from JSON Lines (.gz too), CSV, parquet and the log formats in "
             "docs/formats.md"
         )
     else:
-        _look_at_text(found, head.removeprefix(b"\xef\xbb\xbf"))
+        _probe_text(probe, head.removeprefix(b"\xef\xbb\xbf"))
 
 
-def _look_at_parquet(found: Probe) -> None:
+def _probe_parquet(probe: Probe) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found.kind = "parquet"
+    probe.kind = "parquet"
     try:
-        schema = pq.read_schema(found.path)
+        schema = pq.read_schema(probe.path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"a damaged parquet file ({str(error).splitlines()[0][:160]})") from None
-    found.record = {
+    probe.record = {
         name: str(schema.field(name).type) if schema.names.count(name) == 1 else "?" for name in schema.names
     }
 
 
-def _look_at_zip(found: Probe) -> None:
+def _probe_zip(probe: Probe) -> None:
     try:
-        with zipfile.ZipFile(found.path) as z:
-            found.names = z.namelist()
+        with zipfile.ZipFile(probe.path) as z:
+            probe.names = z.namelist()
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:
         raise InputError(f"a damaged zip file ({error})") from None
-    if any(n.endswith("data.pkl") for n in found.names):
+    if any(n.endswith("data.pkl") for n in probe.names):
         raise InputError(f"a PyTorch file (.pt), which holds a pickle; {_REFUSED}")
-    found.kind = "zip"
+    probe.kind = "zip"
 
 
-def _look_at_text(found: Probe, head: bytes) -> None:
+def _probe_text(probe: Probe, head: bytes) -> None:
     start = head.lstrip()[:1]
     if not head.strip():
-        found.problem = (
+        probe.problem = (
             "the file is empty (only white space)" if len(head) < _HEAD else "it starts with 64 KiB of white space"
         )
         return
-    if start == b"[" or (start == b"{" and not _first_lines(found)):
+    if start == b"[" or (start == b"{" and not _first_lines(probe)):
         try:
-            found.document = read_document(found.path)
+            document = probe.document
         except InputError as error:
             # Neither JSON Lines nor a document. Its rows are tried as JSON Lines, which says what is wrong at which
             # line.
-            found.kind, found.problem = "jsonl", None
+            probe.kind, probe.problem = "jsonl", None
             if start == b"[":
                 raise InputError(error.message) from None
             return
-        found.kind = "json"
-        found.record = found.document[0] if isinstance(found.document, list) and found.document else found.document
+        probe.kind = "json"
+        probe.record = document[0] if isinstance(document, list) and document else document
     elif start != b"{":
-        _look_at_csv(found, head)
+        _probe_csv(probe, head)
 
 
-def _first_lines(found: Probe) -> bool:
+def _first_lines(probe: Probe) -> bool:
     """Whether one of the first lines is a whole JSON value; it becomes the record."""
-    with open_binary(found.path) as stream:
+    with open_binary(probe.path) as stream:
         try:
             for line in islice(iter(lambda: stream.readline(_FIRST_LINE), b""), 100):
                 text = line.removeprefix(b"\xef\xbb\xbf").strip()
@@ -150,18 +164,18 @@ def _first_lines(found: Probe) -> bool:
                 except InputError:
                     continue
                 if isinstance(value, dict):
-                    found.kind, found.record = "jsonl", value
+                    probe.kind, probe.record = "jsonl", value
+                    if not stream.read(_HEAD).strip():  # a document on one line
+                        probe._document = value
                     return True
         except (EOFError, OSError, ValueError):
             pass
     return False
 
 
-def _look_at_csv(found: Probe, head: bytes) -> None:
-    from rollonce.readers.generic import csv_header
-
+def _probe_csv(probe: Probe, head: bytes) -> None:
     line = head.split(b"\n", 1)[0]
-    found.kind = "csv"
+    probe.kind = "csv"
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -174,7 +188,7 @@ def _look_at_csv(found: Probe, head: bytes) -> None:
     names = csv_header(text)
     if len(names) < 2:
         # Not a table either. Taken as JSON Lines, so that the message is about the first line.
-        found.kind = "jsonl"
-        _first_lines(found)
+        probe.kind = "jsonl"
+        _first_lines(probe)
     else:
-        found.record = dict.fromkeys(names, "")
+        probe.record = dict.fromkeys(names, "")

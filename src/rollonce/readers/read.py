@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import gc
-import glob
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, Unpack
 
 from rollonce.errors import InputError
-from rollonce.readers.base import ColumnSpec, Format, Merger, Options
-from rollonce.readers.probe import Probe, probe
-from rollonce.readers.registry import FORMATS, format_named
+from rollonce.readers.base import Format, RowMerger
+from rollonce.readers.generic import USUAL
+from rollonce.readers.jsonl import Tell, json_blocks
+from rollonce.readers.options import Options, ReadOptions
+from rollonce.readers.paths import PathLike, expand, name_of_set
+from rollonce.readers.probe import Probe, probe_file
+from rollonce.readers.registry import format_named, recognise
 from rollonce.readers.table import TableBuilder
+from rollonce.readers.values import keys_of
 from rollonce.rollouts import Rollouts
 
-PathLike = str | os.PathLike[str]
-_LOOKED_AT = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
+
+class RolloutFile(NamedTuple):
+    """A file that was looked at, and the format that it is read as."""
+
+    probe: Probe
+    format: type[Format]
 
 
 def read_rollouts(
     paths: PathLike | Iterable[PathLike],
     *,
-    format: str | None = None,
-    prompt_key: str | None = None,
-    task_key: str | None = None,
-    reward_key: str | None = None,
-    rollout_key: str | None = None,
-    length_key: str | None = None,
-    step_key: str | None = None,
-    columns: Sequence[str] = (),
-    reward: str | None = None,
-    join: PathLike | None = None,
-    split: str | None = None,
-    filter: str | None = None,
-    skip_bad_rows: bool = False,
-    max_prompt_chars: int = 1_000_000,
     name: str | None = None,
     progress: Callable[[int, int], Any] | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Rollouts:
     """Read rollouts from files, directories or globs into one table.
 
@@ -74,62 +67,66 @@ def read_rollouts(
         MissingExtraError: if a format needs a package that is not installed.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    options = Options(
-        prompt_key,
-        task_key,
-        reward_key,
-        rollout_key,
-        length_key,
-        step_key,
-        tuple(map(ColumnSpec.parse, columns)),
-        reward,
-        join,
-        split,
-        filter,
-    )
-    forced = (
-        format_named(format) if format is not None else format_named("generic") if prompt_key or reward_key else None
-    )
-    files, reader = choose(given, forced)
-    builder = TableBuilder(
-        skip_bad_rows=skip_bad_rows, max_prompt_chars=max_prompt_chars, text_numbers=any(f.kind == "csv" for f in files)
-    )
+    wanted = Options.of(options)
+    files = find_files(given, wanted.forced_format)
     source = ", ".join(str(p) for p in given)
-    total, done = sum(f.path.stat().st_size for f in files), 0
+    return read_files(files, wanted, name=name or name_of_set(given[0]), source=source, progress=progress)
+
+
+def read_files(
+    files: Sequence[RolloutFile],
+    options: Options,
+    *,
+    name: str,
+    source: str,
+    progress: Callable[[int, int], Any] | None = None,
+) -> Rollouts:
+    """The table of files that `find_files` found: `read_rollouts` without looking for them.
+
+    Raises:
+        InputError: if the files are of different formats, or for anything that cannot be read.
+    """
+    by_name = {file.format.name: file.probe.path for file in files}
+    if len(by_name) > 1:
+        listed = ", ".join(f"{path} is {name}" for name, path in by_name.items())
+        raise InputError(
+            f"files of different formats make no one table: {listed}; read them apart, or name one with format= "
+            "(--format)"
+        )
+    reader = files[0].format(options)
+    builder = TableBuilder(
+        skip_bad_rows=options.skip_bad_rows,
+        max_prompt_chars=options.max_prompt_chars,
+        text_numbers=any(file.probe.kind == "csv" for file in files),
+    )
+    total, done = sum(file.probe.path.stat().st_size for file in files), 0
     with _no_garbage_collection():
-        for look in files:
-            options.state["probe"] = look
-            if progress is not None:
-                options.state["tell"] = lambda position, before=done: progress(before + position, total)
-            _read_file(look, reader, options, builder)
-            done += look.path.stat().st_size
+        for probe, _ in files:
+            tell = None if progress is None else lambda position, before=done: progress(before + position, total)
+            _read_file(probe, reader, builder, tell)
+            done += probe.path.stat().st_size
             if progress is not None:
                 progress(done, total)
-    if not builder.n_rows and options.state.get("filtered"):
-        raise InputError(
-            f"all {options.state['filtered']:,} rows were left out by split or filter{_other_splits(options)}",
-            file=source,
-        )
-    return builder.build(name or _stem(given), source, reader.name)
+    if not builder.n_rows and reader.n_filtered:
+        splits = f"; the file has {', '.join(sorted(reader.splits))}" if reader.splits else ""
+        raise InputError(f"all {reader.n_filtered:,} rows were left out by split or filter{splits}", file=source)
+    return builder.build(name, source, reader.name)
 
 
-def _other_splits(options: Options) -> str:
-    splits = options.state.get("splits")
-    return f"; the file has {', '.join(sorted(map(str, splits)))}" if splits else ""
-
-
-def _read_file(look: Probe, reader: Format, options: Options, builder: TableBuilder) -> None:
-    file = str(look.path)
+def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None) -> None:
+    file = str(probe.path)
     try:
-        reader.start(look.path, options)
-        merger = Merger(reader)
-        for lines, records in reader.records(look.path, options, builder.reject):
-            builder.add(reader.block(file, *merger.push(lines, records), options, builder.reject))
-        builder.add(reader.block(file, *merger.flush(), options, builder.reject))
+        reader.start(probe)
+        merger = RowMerger(reader)
+        for lines, records in reader.records(probe, builder.reject, tell):
+            builder.add(reader.block(file, *merger.push(lines, records), builder.reject))
+        builder.add(reader.block(file, *merger.flush(), builder.reject))
     except InputError as error:
         if error.file is None and type(error) is InputError:
             raise InputError(error.message, file=file) from None
         raise
+    finally:
+        probe.forget_document()
 
 
 @contextmanager
@@ -149,125 +146,66 @@ def _no_garbage_collection() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def choose(given: Sequence[PathLike], forced: Format | None) -> tuple[list[Probe], Format]:
-    """The files that these paths stand for, and the one format they are all read as.
+def find_files(paths: Sequence[PathLike], format: str | None = None) -> list[RolloutFile]:
+    """The files that these paths stand for, each looked at once, with its format.
+
+    Args:
+        paths: Files, directories and globs.
+        format: Read them as this format, whatever they look like.
 
     Raises:
-        InputError: if a path is not there, a file cannot be read, no format fits, or the files are of different
-            formats.
+        InputError: if a path is not there, a file cannot be read, or no format fits.
     """
-    if not given:
+    if not paths:
         raise InputError("no files given")
-    chosen: list[tuple[Probe, Format]] = []
-    for path in given:
+    forced = None if format is None else format_named(format)
+    chosen: list[RolloutFile] = []
+    for path in paths:
         searched, files = expand(path)
-        found = [(look, forced or recognise(look)) for look in map(probe, files)]
+        probed = [(probe, forced or recognise(probe)) for probe in map(probe_file, files)]
         if searched and not forced:
-            found = _of_a_directory(path, found)
-        for look, reader in found:
-            if look.problem is not None:
-                raise InputError(look.problem, file=look.path)
+            probed = _rollout_files_of_a_directory(path, probed)
+        for probe, reader in probed:
+            if probe.problem is not None:
+                raise InputError(probe.problem, file=probe.path)
             if reader is None:
-                raise _unrecognised(look)
-            chosen.append((look, reader))
-    names = {reader.name: look.path for look, reader in chosen}
-    if len(names) > 1:
-        listed = ", ".join(f"{path} is {name}" for name, path in names.items())
-        raise InputError(
-            f"files of different formats make no one table: {listed}; read them apart, or name one with format= "
-            "(--format)"
-        )
-    return [look for look, _ in chosen], chosen[0][1]
+                raise _unrecognised(probe)
+            chosen.append(RolloutFile(probe, reader))
+    return chosen
 
 
-def recognise(look: Probe) -> Format | None:
-    """The first format that takes the file for its own."""
-    if look.problem is not None:
-        return None
-    for known in FORMATS:
-        try:
-            if known.sniff(look):
-                return known
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError):
-            continue
-    return None
-
-
-def expand(path: PathLike) -> tuple[bool, list[Path]]:
-    """The files that a path stands for, in natural order, and whether they were searched for (a directory)."""
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise InputError(f"a path must be text, not {text!r:.80}")
-    if "\0" in text:
-        raise InputError(f"a path cannot hold a zero character: {text!r:.80}")
-    here = Path(text).expanduser()
-    if here.is_file():
-        return False, [here]
-    if here.is_dir():
-        files = [p for p in here.rglob("*") if p.is_file() and p.name.lower().removesuffix(".gz").endswith(_LOOKED_AT)]
-        if not files:
-            raise InputError(
-                f"nothing readable in this directory; looked for files named {', '.join('*' + s for s in _LOOKED_AT)} "
-                "(.gz too)",
-                file=here,
-            )
-        return True, sorted(files, key=natural)
-    if here.exists():
-        raise InputError("neither a file nor a directory", file=here)
-    if glob.has_magic(text):
-        matches = [Path(p) for p in glob.glob(os.path.expanduser(text), recursive=True)]
-        files = sorted((p for p in matches if p.is_file()), key=natural)
-        if files:
-            return False, files
-        raise InputError("no file matches this pattern", file=text)
-    raise InputError("no such file or directory", file=text)
-
-
-def natural(path: Path) -> list[tuple[int, int, str]]:
-    """A sorting key under which ``step_2`` comes before ``step_10``."""
-    return [
-        (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in re.split(r"(\d+)", str(path)) if piece
-    ]
-
-
-def _of_a_directory(path: PathLike, found: list[tuple[Probe, Format | None]]) -> list[tuple[Probe, Format | None]]:
+def _rollout_files_of_a_directory(
+    path: PathLike, probed: list[tuple[Probe, type[Format] | None]]
+) -> list[tuple[Probe, type[Format] | None]]:
     """A directory holds other files too (settings, metrics): only recognised ones count, and a trainer's format before
     the generic one."""
-    known = [(look, reader) for look, reader in found if reader is not None]
-    special = [(look, reader) for look, reader in known if reader.name != "generic"]
+    known = [(probe, reader) for probe, reader in probed if reader is not None]
+    special = [(probe, reader) for probe, reader in known if reader.name != "generic"]
     if not known:
-        reasons = "; ".join(f"{look.path.name}: {look.problem or _unrecognised(look).message}" for look, _ in found[:3])
+        reasons = "; ".join(
+            f"{probe.path.name}: {probe.problem or _unrecognised(probe).message}" for probe, _ in probed[:3]
+        )
         raise InputError(
-            f"nothing readable in this directory ({len(found)} files looked at). {reasons}", file=os.fspath(path)
+            f"nothing readable in this directory ({len(probed)} files looked at). {reasons}", file=os.fspath(path)
         )
     return list(special or known)
 
 
-def _unrecognised(look: Probe) -> InputError:
-    if look.kind == "jsonl" and look.record is None:
-        from rollonce.readers.jsonl import json_blocks
+def _stop(file: str, line: int | None, message: str) -> NoReturn:
+    raise InputError(message, file=file, line=line)
 
-        def stop(file: str, line: int | None, message: str) -> None:
-            raise InputError(message, file=file, line=line)
 
-        for lines, records in json_blocks(look.path, stop):
+def _unrecognised(probe: Probe) -> InputError:
+    if probe.kind == "jsonl" and probe.record is None:
+        for lines, records in json_blocks(probe.path, _stop):
             for line, record in zip(lines, records, strict=True):
                 if not isinstance(record, dict):
-                    return InputError("a row must be an object with keys", file=look.path, line=line)
-    from rollonce.readers.base import keys_of
-    from rollonce.readers.generic import USUAL
-
-    listed = keys_of(look.record) if look.record is not None else f"a {look.kind} file"
+                    return InputError("a row must be an object with keys", file=probe.path, line=line)
+    listed = keys_of(probe.record) if probe.record is not None else f"a {probe.kind} file"
     return InputError(
         f"no known format: {listed}. For rows of your own name the keys with prompt_key and reward_key (--prompt-key, "
         f"--reward-key; usual are {', '.join(USUAL['prompt'][:4])} and {', '.join(USUAL['reward'][:4])}); force a "
         "known log with format= (--format)",
-        file=look.path,
-        line=1 if look.kind == "jsonl" else None,
+        file=probe.path,
+        line=1 if probe.kind == "jsonl" else None,
     )
-
-
-def _stem(given: Sequence[PathLike]) -> str:
-    first = Path(os.fspath(given[0]))
-    stem = re.sub(r"(\.(jsonl|ndjson|json|csv|tsv|parquet|eval))?(\.gz)?$", "", first.name, flags=re.IGNORECASE)
-    return stem or first.resolve().name or "rollouts"

@@ -10,31 +10,32 @@ from rollonce.readers.generic import Generic
 from rollonce.readers.inspect_ai import Inspect
 from rollonce.readers.lm_eval import LmEval
 from rollonce.readers.nemo_rl import NemoRl
+from rollonce.readers.probe import Probe
 from rollonce.readers.skyrl import SkyRl
 from rollonce.readers.tinker import TinkerEvals, TinkerTraining
 from rollonce.readers.trl import Trl
 from rollonce.readers.verifiers import PrimeRl, Verifiers, VerifiersLegacy
 from rollonce.readers.verl import Verl
 
-FORMATS: tuple[Format, ...] = (
-    Verl(),
-    Trl(),
-    PrimeRl(),
-    Verifiers(),
-    VerifiersLegacy(),
-    TinkerEvals(),
-    TinkerTraining(),
-    Inspect(),
-    EvalPlus(),
-    AutomationBench(),
-    SkyRl(),
-    NemoRl(),
-    LmEval(),
-    Generic(),
+FORMATS: tuple[type[Format], ...] = (
+    Verl,
+    Trl,
+    PrimeRl,
+    Verifiers,
+    VerifiersLegacy,
+    TinkerEvals,
+    TinkerTraining,
+    Inspect,
+    EvalPlus,
+    AutomationBench,
+    SkyRl,
+    NemoRl,
+    LmEval,
+    Generic,
 )
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> type[Format]:
     """The format of that name.
 
     Raises:
@@ -44,3 +45,16 @@ def format_named(name: str) -> Format:
         if known.name == name:
             return known
     raise InputError(f"no format {name!r}; the formats are {', '.join(f.name for f in FORMATS)}")
+
+
+def recognise(probe: Probe) -> type[Format] | None:
+    """The first format that takes the file for its own."""
+    if probe.problem is not None:
+        return None
+    for known in FORMATS:
+        try:
+            if known.sniff(probe):
+                return known
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError):
+            continue
+    return None

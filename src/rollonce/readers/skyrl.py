@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.base import Format, Row
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 
 _STEP = re.compile(r"global_step_(\d+)")
@@ -22,18 +22,22 @@ class SkyRl(Format):
     """SkyRL evaluation dumps."""
 
     name = "skyrl"
-    what = "SkyRL: dumped_evals/global_step_<N>_evals/<data_source>.jsonl"
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._step: int | None = None
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``input_prompt``, ``output_response`` and ``score``."""
         return probe.kind == "jsonl" and probe.has("input_prompt", "output_response", "score")
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """The training step in the path."""
-        match = _STEP.search(str(path))
-        options.state["step"] = int(match.group(1)) if match else None
+        match = _STEP.search(str(probe.path))
+        self._step = int(match.group(1)) if match else None
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
         score = record["score"]
-        yield Row(record["input_prompt"], sum(score) if isinstance(score, list) else score, step=options.state["step"])
+        yield Row(record["input_prompt"], sum(score) if isinstance(score, list) else score, step=self._step)

@@ -15,8 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Block, kind_of
-from rollonce.readers.values import NUMBERS, CloserLook, column_array, floats, ints, prompt_id, task_id_text
+from rollonce.readers.base import Block
+from rollonce.readers.values import (
+    NUMBERS,
+    CloserLook,
+    column_array,
+    floats,
+    ints,
+    kind_of,
+    prompt_id,
+    task_id_text,
+)
 from rollonce.rollouts import Rollouts, Tasks, normalise_prompt, render_messages
 
 MAX_MESSAGES = 100

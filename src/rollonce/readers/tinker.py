@@ -10,12 +10,12 @@ task. Only rows of the split ``train`` are read unless ``split=`` names another 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.base import Format, Row
 from rollonce.readers.join import Join
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 
 
@@ -23,13 +23,14 @@ class TinkerEvals(Format):
     """tinker-cookbook evaluation trajectories (eval/benchmarks/_types.py, StoredTrajectory)."""
 
     name = "tinker-evals"
-    what = "tinker-cookbook: runs/<id>/<benchmark>/trajectories.jsonl"
+    whole_file = True
 
-    def sniff(self, probe: Probe) -> bool:
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``benchmark``, ``turns`` and ``reward``."""
         return probe.kind == "jsonl" and probe.has("idx", "benchmark", "turns", "reward")
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One rollout. Its prompt is the text of its first observation, chat template and all: that is what the
         cookbook stores."""
         if record.get("error"):
@@ -39,7 +40,7 @@ class TinkerEvals(Format):
         turns = record["turns"]
         if not turns or turns[0]["role"] == "assistant":
             raise InputError("no turn before the first assistant turn, so no prompt")
-        reward = record["reward"] if options.reward is None else record["metrics"][options.reward]
+        reward = record["reward"] if self.options.reward is None else record["metrics"][self.options.reward]
         length = sum(t.get("token_count") or 0 for t in turns if t["role"] == "assistant")
         task = record.get("example_id") or record["idx"]
         yield Row(turns[0]["content"], reward, f"{record['benchmark']}/{task}", length=length)
@@ -49,32 +50,37 @@ class TinkerTraining(Format):
     """tinker-cookbook training summaries, with a join file for the prompts."""
 
     name = "tinker-training"
-    what = "tinker-cookbook: iteration_*/train_rollout_summaries.jsonl, with a join file"
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._join: Join | None = None
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``group_idx``, ``traj_idx`` and ``total_reward``."""
         return probe.kind == "jsonl" and probe.has("iteration", "group_idx", "traj_idx", "total_reward")
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """The join file, once."""
-        if "join" in options.state:
+        if self._join is not None:
             return
-        if options.join is None:
+        if self.options.join is None:
             raise InputError(
                 "tinker-cookbook's rollout summaries hold no prompts; give a join file (join=, --join): JSON Lines "
                 "with 'prompt', 'iteration' and 'group_idx' (or 'tags'), and 'task_id' if there is one. "
                 "docs/formats.md shows how to write it",
-                file=path,
+                file=probe.path,
             )
-        options.state["join"] = Join(options.join, ("split", "iteration", "group_idx", "tags"))
+        self._join = Join(self.options.join, ("split", "iteration", "group_idx", "tags"))
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One trajectory."""
-        if record["split"] != (options.split or "train"):
-            options.state["filtered"] = options.state.get("filtered", 0) + 1
-            options.state.setdefault("splits", set()).add(record["split"])
+        if record["split"] != (self.options.split or "train"):
+            self.n_filtered += 1
+            self.splits.add(str(record["split"]))
             return
-        joined = options.state["join"].find(record)
+        assert self._join is not None
+        joined = self._join.find(record)
         length = sum(step["ac_len"] for step in record["steps"])
         rollout = f"{record['group_idx']}/{record['traj_idx']}"
         yield Row(joined.prompt, record["total_reward"], joined.task, rollout, length, record["iteration"])

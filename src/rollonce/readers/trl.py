@@ -17,13 +17,14 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Reject, Row
-from rollonce.readers.generic import parquet_blocks
+from rollonce.readers.base import Format, Row
+from rollonce.readers.jsonl import Reject, Tell
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
+from rollonce.readers.tabular import parquet_blocks
 
 _NUMBER = re.compile(r"^(double|float|halffloat|u?int\d+|bool|null)$")
 
@@ -32,53 +33,56 @@ class Trl(Format):
     """TRL completions parquet."""
 
     name = "trl"
-    what = "TRL: completions/completions_<step>.parquet"
     streams = False
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._rewards: list[str] = []
+        self._digest_before = b""
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """A parquet file with step, prompt, completion and advantage."""
         return probe.kind == "parquet" and probe.has("step", "prompt", "completion", "advantage")
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """Which columns are rewards."""
-        look: Probe = options.state["probe"]
-        columns = list(look.record or {})
+        columns = list(probe.record or {})
         if "completion" not in columns or "advantage" not in columns:
             raise InputError(
-                "a TRL completions file has the columns step, prompt, completion, rewards ..., advantage", file=path
+                "a TRL completions file has the columns step, prompt, completion, rewards ..., advantage",
+                file=probe.path,
             )
         between = columns[columns.index("completion") + 1 : columns.index("advantage")]
-        numbers = [c for c in between if _NUMBER.match(look.record[c])]
-        wanted = [c.strip() for c in options.reward.split(",")] if options.reward else numbers
+        numbers = [c for c in between if _NUMBER.match(probe.record[c])]
+        wanted = [c.strip() for c in self.options.reward.split(",")] if self.options.reward else numbers
         missing = [c for c in wanted if c not in columns]
         if missing or not wanted:
             raise InputError(
                 f"no reward column {missing[0] if missing else ''!r}; the reward columns are "
                 f"{', '.join(numbers) or 'none'}",
-                file=path,
+                file=probe.path,
             )
-        options.state["rewards"] = wanted
+        self._rewards = wanted
 
-    def records(self, path: Path, options: Options, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    def records(
+        self, probe: Probe, reject: Reject, tell: Tell | None = None
+    ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """The rows, unless the file repeats the one before it."""
-        blocks = list(parquet_blocks(path))
+        blocks = list(parquet_blocks(probe.path))
         digest = hashlib.sha1(usedforsecurity=False)
         for _, records in blocks:
             for r in records:
-                digest.update(
-                    repr((r.get("prompt"), r.get("completion"), [r.get(c) for c in options.state["rewards"]])).encode()
-                )
-        if options.state.get("previous") == digest.digest():
+                digest.update(repr((r.get("prompt"), r.get("completion"), [r.get(c) for c in self._rewards])).encode())
+        if self._digest_before == digest.digest():
             return iter(())
-        options.state["previous"] = digest.digest()
+        self._digest_before = digest.digest()
         return iter(blocks)
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One rollout; a reward function that gave None (NaN in the file) for it does not count, as in TRL."""
-        values = [record[c] for c in options.state["rewards"]]
+        values = [record[c] for c in self._rewards]
         scored = [v for v in values if v is not None and not (isinstance(v, float) and math.isnan(v))]
         if not scored:
-            raise InputError(
-                f"no reward function scored this rollout ({', '.join(options.state['rewards'])} are all null)"
-            )
+            raise InputError(f"no reward function scored this rollout ({', '.join(self._rewards)} are all null)")
         yield Row(record["prompt"], sum(scored), step=record["step"])

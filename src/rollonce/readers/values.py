@@ -1,17 +1,16 @@
-"""Values of rows, as the table keeps them: ids as text, lengths and steps as arrays."""
+"""Values of rows: found by key, named in messages, and as the table keeps them (ids as text, numbers as arrays)."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
-from rollonce.readers.base import kind_of
 
 NUMBERS = frozenset({float, int, bool})
 
@@ -66,3 +65,46 @@ def ints(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if kinds == {int, type(None)}:
         return np.array([v or 0 for v in values], dtype=np.int64), np.array([v is not None for v in values])
     raise CloserLook
+
+
+def lookup(record: Any, key: str) -> Any:
+    """``record[key]``; failing that, a path like ``info.id`` or ``turns.0.content``. None where nothing is there."""
+    if isinstance(record, Mapping) and key in record:
+        return record[key]
+    if "." not in key:
+        return None
+    for part in key.split("."):
+        if isinstance(record, Mapping):
+            record = record.get(part)
+        elif isinstance(record, list) and part.isdigit() and int(part) < len(record):
+            record = record[int(part)]
+        else:
+            return None
+    return record
+
+
+def keys_of(record: Any) -> str:
+    """The keys of a record, for an error message."""
+    if not isinstance(record, Mapping):
+        return f"it is {kind_of(record)}, not an object with keys"
+    keys = [str(k)[:40] for k in record]
+    return "it has " + (
+        ", ".join(keys[:20]) + (f" and {len(keys) - 20} more" if len(keys) > 20 else "") or "no keys at all"
+    )
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words for an error message."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"the text {value[:40]!r}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"the number {value!r:.40}"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return f"a {type(value).__name__}"

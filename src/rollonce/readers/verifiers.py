@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.base import Format, Row
+from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 from rollonce.rollouts import render_messages
 
@@ -31,51 +31,56 @@ class Verifiers(Format):
     """verifiers 0.4 traces.jsonl."""
 
     name = "verifiers"
-    what = "verifiers 0.4: traces.jsonl"
+    whole_file = True
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._step: int | None = None
+        self._split_of_file: str | None = None
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """An episode (task and traces) or a bare trace (task, rewards, nodes)."""
         if probe.kind != "jsonl" or not probe.has("task") or not isinstance(probe.record["task"], dict):
             return False
         return isinstance(probe.record.get("traces"), list) or isinstance(probe.record.get("rewards"), dict)
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """The training step that prime-rl puts into the path."""
-        match = _STEP.search(str(path))
-        options.state["step"] = int(match.group(1)) if match else None
-        options.state["file split"] = (
-            "train" if path.name.startswith("train_") else "eval" if path.name.startswith("eval_") else None
-        )
+        match = _STEP.search(str(probe.path))
+        self._step = int(match.group(1)) if match else None
+        name = probe.path.name
+        self._split_of_file = "train" if name.startswith("train_") else "eval" if name.startswith("eval_") else None
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """The rollouts of an episode's trainable agents."""
         if "traces" not in record:
-            yield from self._trace(record, {}, options)
+            yield from self._trace(record, {})
             return
         if not record["traces"]:
             raise InputError(f"the episode has no trace ({_errors(record)}); skip_bad_rows passes over such rows")
         for trace in record["traces"]:
-            yield from self._trace(trace, record, options)
+            yield from self._trace(trace, record)
 
-    def _trace(self, trace: dict[str, Any], episode: dict[str, Any], options: Options) -> Iterable[Row]:
+    def _trace(self, trace: dict[str, Any], episode: dict[str, Any]) -> Iterable[Row]:
         agent = trace.get("agent") or {}
-        if options.filter is not None and agent.get("name", "agent") != options.filter:
+        if self.options.filter is not None and agent.get("name", "agent") != self.options.filter:
             return
-        if options.filter is None and agent.get("trainable") is False:
+        if self.options.filter is None and agent.get("trainable") is False:
             return
         work = ((episode.get("run") or {}).get("work")) or {}
-        if options.split is not None and options.split != (work.get("type") or options.state.get("file split")):
-            options.state["filtered"] = options.state.get("filtered", 0) + 1
+        if self.options.split is not None and self.options.split != (work.get("type") or self._split_of_file):
+            self.n_filtered += 1
             return
         task = trace.get("task") or episode["task"]
         data = task.get("data", task)
         ours = (trace.get("info") or {}).get("prime_rl") or {}
         env = (episode.get("env") or {}).get("id") or ours.get("env_name") or ""
         key = task.get("key") or task.get("hash")
-        step = work.get("step", ours.get("step", options.state.get("step")))
+        step = work.get("step", ours.get("step", self._step))
         yield Row(
             prompt_of(data, trace),
-            _reward(trace, options.reward),
+            _reward(trace, self.options.reward),
             f"{env}/{key}" if key and env else key,
             trace.get("id"),
             trace.get("num_output_tokens"),
@@ -87,9 +92,10 @@ class PrimeRl(Verifiers):
     """prime-rl's saved rollouts."""
 
     name = "prime-rl"
-    what = "prime-rl: rollouts/step_<N>/train_rollouts.jsonl, or traces.jsonl of a training run"
+    whole_file = False
 
-    def sniff(self, probe: Probe) -> bool:
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """verifiers' records (0.4 or older) in a step's directory, or that say which training step they were run
         for."""
         in_step = _STEP.search(str(probe.path)) is not None
@@ -100,57 +106,61 @@ class PrimeRl(Verifiers):
         record = probe.record
         return in_step or (record.get("run") or {}).get("type") == "train" or "prime_rl" in (record.get("info") or {})
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """A trace or a legacy rollout."""
         if "example_id" in record:
-            for row in legacy_rows(record, options):
-                yield row._replace(step=options.state.get("step"))
+            yield legacy_row(record, self.options.reward)._replace(step=self._step)
         else:
-            yield from super().rows(record, options)
+            yield from super().rows(record)
 
 
 class VerifiersLegacy(Format):
     """verifiers before 0.4: results.jsonl, and the environment's name from metadata.json beside it."""
 
     name = "verifiers-legacy"
-    what = "verifiers before 0.4: results.jsonl (+ metadata.json)"
+    whole_file = True
 
-    def sniff(self, probe: Probe) -> bool:
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._environment: str | None = None
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``example_id``, ``prompt``, ``completion`` and ``reward``."""
         return probe.kind == "jsonl" and probe.has("example_id", "prompt", "completion", "reward")
 
-    def start(self, path: Path, options: Options) -> None:
+    def start(self, probe: Probe) -> None:
         """The environment's name, so that example 0 of one environment is not example 0 of another."""
-        beside = path.with_name("metadata.json")
+        beside = probe.path.with_name("metadata.json")
         try:
             metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
         except (ValueError, OSError):
             metadata = {}
-        options.state["env"] = metadata.get("env_id") if isinstance(metadata, dict) else None
+        self._environment = metadata.get("env_id") if isinstance(metadata, dict) else None
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
-        yield from legacy_rows(record, options)
+        yield legacy_row(record, self.options.reward, self._environment)
 
 
-def legacy_rows(record: dict[str, Any], options: Options) -> Iterable[Row]:
+def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str | None = None) -> Row:
     """A rollout as verifiers before 0.4 wrote it."""
     if record.get("error"):
         raise InputError(
             f"this rollout ended in an error ({str(record['error'])[:80]}); skip_bad_rows passes over such rows"
         )
-    env = options.state.get("env") or (record.get("task") if isinstance(record.get("task"), str) else None)
+    environment = environment or (record.get("task") if isinstance(record.get("task"), str) else None)
     task = record["example_id"]
     reward = (
         record["reward"]
-        if options.reward is None
-        else record.get(options.reward, (record.get("metrics") or {}).get(options.reward))
+        if reward_name is None
+        else record.get(reward_name, (record.get("metrics") or {}).get(reward_name))
     )
     usage = record.get("token_usage") or {}
-    yield Row(
+    return Row(
         record["prompt"],
         reward,
-        f"{env}/{task}" if env and task is not None else task,
+        f"{environment}/{task}" if environment and task is not None else task,
         length=usage.get("output_tokens"),
     )
 

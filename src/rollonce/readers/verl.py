@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from rollonce.readers.base import Format, Options, Row
+from rollonce.readers.base import Format, Row
 from rollonce.readers.probe import Probe
 
 _SESSION = re.compile(r"^(.+_\d+)_(\d+)$")
@@ -23,9 +23,9 @@ class Verl(Format):
     """verl rollout dumps."""
 
     name = "verl"
-    what = "verl: <rollout_data_dir>/<step>.jsonl"
 
-    def sniff(self, probe: Probe) -> bool:
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
         """``input``, ``output``, ``score``, and ``gts``."""
         return probe.kind == "jsonl" and probe.has("input", "output", "score", "gts")
 
@@ -38,7 +38,6 @@ class Verl(Format):
         """Several outputs of one session: the prompt that it began with, the score that it ended with."""
         return {**last, "input": first["input"]}
 
-    def rows(self, record: Any, options: Options) -> Iterable[Row]:
+    def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
-        step = record["step"] if "step" in record else options.state.get("step")
-        yield Row(record["input"], record["score"], rollout=self.same_rollout(record), step=step)
+        yield Row(record["input"], record["score"], rollout=self.same_rollout(record), step=record.get("step"))
