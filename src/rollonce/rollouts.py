@@ -27,7 +27,8 @@ IntArray = NDArray[np.int64]
 # gradient.
 _AFTER_THE_ROLLOUT = re.compile(
     r"(?:^|_)(?:reward|rewards|score|scores|return|returns|advantage|advantages|response|responses|completion|completions|output|outputs"
-    r"|correct|passed|pass|success|solved|grade|graded|judge|finish|stop_reason|truncated|num_turns|n_turns|tokens_out|length|lengths|len|tokens|logprob|logprobs"
+    r"|correct|passed|pass|success|solved|grade|graded|judge|finish|stop_reason|truncated|num_turns|n_turns|tokens_out|length|lengths|len|tokens"
+    r"|logprob|logprobs|log_prob|log_probs|logp|logps|surprisal|perplexity|entropy"
     r"|answer_given|prediction|predictions)(?:$|_)",
     re.IGNORECASE,
 )
@@ -240,7 +241,8 @@ class Rollouts:
         tasks: The N tasks, without anything known only after a rollout.
         offsets_N1: Task n's rollouts are ``rewards_R[offsets_N1[n]:offsets_N1[n + 1]]`` (N + 1,).
         rewards_R: Rewards, any finite real numbers (R,).
-        lengths_R: Response lengths in the unit of the log, NaN where unknown, or None (R,).
+        lengths_R: Response lengths in the unit of the log (tokens wherever it counts them), NaN where unknown, or None
+            (R,).
         steps_R: The training step (or iteration, epoch) of each rollout, or None (R,).
         order_R: Position of each rollout in the file(s), for logs that are read as a stream (R,).
         source: The file or files that it came from.
@@ -248,6 +250,9 @@ class Rollouts:
             more).
         n_skipped: How many rows it passed over in all.
         format: The log format that it was read from (``generic``, ``verl``, ...), if it was read.
+        log_probs_R: Log-probability of each response under the policy that sampled it, summed over its tokens, in nats:
+            at most 0, NaN where unknown; None if no rollout has one (R,). Known only after the rollout, so `Tasks`
+            never holds it.
     """
 
     name: str
@@ -261,7 +266,19 @@ class Rollouts:
     skipped: tuple[str, ...] = ()
     n_skipped: int = field(default=0, kw_only=True)
     format: str = field(default="", kw_only=True)
+    log_probs_R: FloatArray | None = field(default=None, kw_only=True)
     _memo: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.log_probs_R is not None:
+            if self.log_probs_R.shape != self.rewards_R.shape:
+                raise InputError(f"{self.n_rollouts} rewards but {len(self.log_probs_R)} log-probabilities")
+            wrong = self.log_probs_R[(self.log_probs_R > 0) | np.isinf(self.log_probs_R)]
+            if len(wrong):
+                raise InputError(
+                    f"a summed log-probability of {wrong[0]:g}: it must be finite and at most 0 (NaN where it is not "
+                    "known)"
+                )
 
     @classmethod
     def from_groups(
@@ -272,8 +289,13 @@ class Rollouts:
         task_ids: Sequence[str] | None = None,
         columns: Mapping[str, Sequence[Any]] | None = None,
         name: str = "rollouts",
+        lengths: Sequence[Sequence[float] | FloatArray] | FloatArray | None = None,
+        log_probs: Sequence[Sequence[float] | FloatArray] | FloatArray | None = None,
     ) -> Rollouts:
         """A table from a list of groups (or an (N, G) array) of rewards and N prompts.
+
+        ``lengths`` (response tokens) and ``log_probs`` (summed over them) are grouped like the rewards, NaN where
+        unknown.
 
         >>> table = Rollouts.from_groups([[1, 0], [1, 1]], ["2+2?", "3+3?"])
         >>> table.n_tasks, table.n_rollouts
@@ -286,7 +308,14 @@ class Rollouts:
             if g.ndim != 1 or len(g) == 0 or not np.isfinite(g).all():
                 raise InputError(f"group {i} of rewards must be a non-empty list of finite numbers")
         offsets = np.concatenate([[0], np.cumsum([len(g) for g in groups])]).astype(np.int64)
-        return cls(name, Tasks(prompts, task_ids, columns), offsets, np.concatenate(groups))
+        return cls(
+            name,
+            Tasks(prompts, task_ids, columns),
+            offsets,
+            np.concatenate(groups),
+            lengths_R=_grouped_like(groups, lengths, "lengths"),
+            log_probs_R=_grouped_like(groups, log_probs, "log_probs"),
+        )
 
     @property
     def n_tasks(self) -> int:
@@ -352,4 +381,16 @@ class Rollouts:
             self.skipped,
             n_skipped=self.n_skipped,
             format=self.format,
+            log_probs_R=pick(self.log_probs_R),
         )
+
+
+def _grouped_like(
+    groups: list[FloatArray], values: Sequence[Sequence[float] | FloatArray] | FloatArray | None, what: str
+) -> FloatArray | None:
+    if values is None:
+        return None
+    sizes = [len(g) for g in values]
+    if sizes != [len(g) for g in groups]:
+        raise InputError(f"{what} must be grouped like the rewards, {len(groups)} groups of the same sizes")
+    return np.concatenate([np.asarray(g, dtype=np.float64) for g in values])

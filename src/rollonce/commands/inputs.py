@@ -47,6 +47,8 @@ class ReaderOptions:
     """Where the length of the response is."""
     step_key: Annotated[str | None, _Key] = None
     """Where the training step is."""
+    log_prob_key: Annotated[str | None, _Key] = None
+    """Where the response's log-probability is: a sum, or a list with one number per token."""
     columns: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="COLUMN")] = ()
     """A column known before the rollout: level, level=info.level or family=task_id:^([^/]+); each gets a "same column"
     baseline."""

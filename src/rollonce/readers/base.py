@@ -20,7 +20,8 @@ from rollonce.readers.values import keys_of, lookup
 
 
 class Row(NamedTuple):
-    """One rollout as a format gives it, unchecked. ``task=None`` groups by the prompt's text."""
+    """One rollout as a format gives it, unchecked. ``task=None`` groups by the prompt's text; ``log_prob`` is a number
+    (the sum over the response's tokens) or a list with one number per token, ``length`` the number of tokens."""
 
     prompt: Any
     reward: Any
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     rollout: Any = None
     length: Any = None
     step: Any = None
+    log_prob: Any = None
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Block:
     rollouts: list[Any] | None = None
     lengths: list[Any] | None = None
     steps: list[Any] | None = None
+    log_probs: list[Any] | None = None
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -102,18 +105,18 @@ class Format(ABC):
     def block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
         """The rollouts of many records, each through `rows`; bad ones go to ``reject``."""
         options = self.options
-        out = Block(file, [], [], [], [], [], [], [], {c.name: [] for c in options.columns})
+        out = Block(file, [], [], [], [], [], [], [], [], {c.name: [] for c in options.columns})
+        fields = (out.prompts, out.rewards, out.tasks, out.rollouts, out.lengths, out.steps, out.log_probs)
+        named_keys = any(getattr(options, key) is not None for key in _NAMED_KEYS.values())
         assert isinstance(out.lines, list)
         for line, record in zip(lines, records, strict=True):
             try:
                 for row in self.rows(record):
-                    if options.task_key or options.rollout_key or options.length_key or options.step_key:
+                    if named_keys:
                         row = _with_named_keys(row, record, options)
                     values = [c.value(record, task=row.task, prompt=row.prompt) for c in options.columns]
                     out.lines.append(line)
-                    for target, value in zip(
-                        (out.prompts, out.rewards, out.tasks, out.rollouts, out.lengths, out.steps), row, strict=True
-                    ):
+                    for target, value in zip(fields, row, strict=True):
                         target.append(value)  # pyright: ignore[reportOptionalMemberAccess]
                     for column, value in zip(options.columns, values, strict=True):
                         out.columns[column.name].append(value)
@@ -166,21 +169,26 @@ class RowMerger:
         return ([], []) if held is None else ([held[0]], [held[1]])
 
 
+_NAMED_KEYS = {
+    "task": "task_key",
+    "rollout": "rollout_key",
+    "length": "length_key",
+    "step": "step_key",
+    "log_prob": "log_prob_key",
+}
+
+
 def _with_named_keys(row: Row, record: Any, options: Options) -> Row:
     """A format's row with the keys that the user named put in place of the format's own."""
-    for name, key in (
-        ("task", options.task_key),
-        ("rollout", options.rollout_key),
-        ("length", options.length_key),
-        ("step", options.step_key),
-    ):
+    for name, option in _NAMED_KEYS.items():
+        key = getattr(options, option)
         if key is None:
             continue
         if key == "":  # an empty key says: this log has none
             row = row._replace(**{name: None})
             continue
         value = lookup(record, key)
-        if value is None and name != "length":
+        if value is None and name not in ("length", "log_prob"):
             raise InputError(f"no key {key!r} in this row; {keys_of(record)}")
         row = row._replace(**{name: value})
     return row

@@ -31,6 +31,7 @@ class Rows(NamedTuple):
         task_ids: B ids.
         rewards_B: Rewards (B,).
         lengths_B: Response lengths, NaN where unknown (B,).
+        log_probs_B: Log-probabilities of the responses, summed over their tokens, NaN where unknown (B,).
         steps_B: Training steps, or None where the log has none (B,). A step may go on in the next block.
         order_B: Position in the stream (B,).
         columns: Declared columns, each of B values.
@@ -41,6 +42,7 @@ class Rows(NamedTuple):
     task_ids: list[str]
     rewards_B: NDArray[np.float64]
     lengths_B: NDArray[np.float64]
+    log_probs_B: NDArray[np.float64]
     steps_B: NDArray[np.int64] | None
     order_B: NDArray[np.int64]
     columns: dict[str, list[Any]]
@@ -149,11 +151,11 @@ class _Stream:
         taken = self.builder.take()
         if taken is None:
             return
-        codes, rewards, lengths, steps = taken
+        codes, rewards, lengths, log_probs, steps = taken
         order = np.arange(self.order, self.order + len(codes))
         self.order += len(codes)
         prompts, ids, columns = self.builder.of_tasks(codes)
-        yield Rows(prompts, ids, rewards, lengths, steps, order, columns, file)
+        yield Rows(prompts, ids, rewards, lengths, log_probs, steps, order, columns, file)
 
 
 class _Tail:

@@ -34,6 +34,7 @@ USUAL: dict[str, tuple[str, ...]] = {
         "num_output_tokens",
     ),
     "step": ("step", "training_step", "train_step", "global_step", "iteration"),
+    "log_prob": ("log_prob", "log_probs", "logprob", "logprobs", "cumulative_logprob", "sum_logprob"),
 }
 _FLAGS = {"prompt": "--prompt-key", "reward": "--reward-key"}
 
@@ -106,12 +107,12 @@ class Generic(Format):
     def block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
         """Many rows at once where their keys are plain; row by row where one lacks a key."""
         columns = self.options.columns
-        dotted = any("." in k for k in (self._keys or {}).values())
-        if dotted or any(c.pattern or c.key in ("task_id", "prompt") for c in columns):
-            return super().block(file, lines, records, reject)
         try:
             keys = self.keys(next(r for r in records if isinstance(r, dict)))
         except (InputError, StopIteration):
+            return super().block(file, lines, records, reject)
+        dotted = any("." in k for k in (*keys.values(), *(c.key for c in columns)))
+        if dotted or any(c.pattern or c.key in ("task_id", "prompt") for c in columns):
             return super().block(file, lines, records, reject)
         need = {w: k for w, k in keys.items() if w in ("prompt", "reward", "task")}
         try:
@@ -133,6 +134,7 @@ class Generic(Format):
             maybe.get("rollout"),
             maybe.get("length"),
             maybe.get("step"),
+            maybe.get("log_prob"),
             values,
         )
 

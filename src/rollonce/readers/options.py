@@ -67,6 +67,7 @@ class ReadOptions(TypedDict, total=False):
     rollout_key: str | None
     length_key: str | None
     step_key: str | None
+    log_prob_key: str | None
     columns: Sequence[str]
     reward: str | None
     join: str | os.PathLike[str] | None
@@ -87,6 +88,7 @@ class Options:
     rollout_key: str | None = None
     length_key: str | None = None
     step_key: str | None = None
+    log_prob_key: str | None = None
     columns: tuple[ColumnSpec, ...] = ()
     reward: str | None = None
     join: str | os.PathLike[str] | None = None

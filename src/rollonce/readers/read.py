@@ -45,8 +45,9 @@ def read_rollouts(
         format: Read the files as this format whatever they look like.
         prompt_key, reward_key: Naming one of them reads the file as the user's own (format ``generic``). Dots go
             inwards: ``info.question``.
-        task_key, rollout_key, length_key, step_key: Read these from other keys than the format's own; ``""`` says that
-            there is none. Without a task id, rollouts with the same prompt text are one task.
+        task_key, rollout_key, length_key, step_key, log_prob_key: Read these from other keys than the format's own;
+            ``""`` says that there is none. Without a task id, rollouts with the same prompt text are one task. The
+            log-probability is a number (the sum over the response's tokens, in nats) or a list with one per token.
         columns: Pre-rollout columns to keep: ``"level"``, ``"level=info.level"`` or ``"family=task_id:^([^/]+)"``. One
             value a task.
         reward: Which reward, where a format has several: TRL's reward function, Inspect's scorer, lm-eval's metric,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Block
+from rollonce.readers.log_probs import summed, sums_of_block
 from rollonce.readers.values import (
     NUMBERS,
     CloserLook,
@@ -57,7 +58,7 @@ class TableBuilder:
         self._files: list[str] = []
         self._rollout_code: dict[Any, int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
-        self._any = {"lengths": False, "steps": False, "rollouts": False}
+        self._any = {"lengths": False, "steps": False, "rollouts": False, "log_probs": False}
         self.n_rows = 0
 
     # What is wrong with a row
@@ -103,6 +104,9 @@ class TableBuilder:
 
     def _single(self, block: Block, i: int) -> Block:
         pick = lambda values: None if values is None else [values[i]]  # noqa: E731
+        length = math.nan if block.lengths is None else self._number(block.lengths[i], "length")
+        log_prob = None if block.log_probs is None else self._log_prob(block.log_probs[i])
+        log_prob, length = summed(log_prob, length)
         return Block(
             block.file,
             [block.lines[i]],
@@ -110,8 +114,9 @@ class TableBuilder:
             [self._reward(block.rewards[i])],
             None if block.tasks is None or block.tasks[i] is None else [task_id_text(block.tasks[i])],
             pick(block.rollouts),
-            None if block.lengths is None else [self._number(block.lengths[i], "length")],
+            [length],
             None if block.steps is None else [self._step(block.steps[i])],
+            None if math.isnan(log_prob) else [log_prob],
             {name: [values[i]] for name, values in block.columns.items()},
         )
 
@@ -189,6 +194,11 @@ class TableBuilder:
         hint = " (only CSV may write numbers as text)" if isinstance(value, str) and not self.text_numbers else ""
         raise InputError(f"the {what} is {kind_of(value)}; it must be a finite number (or true/false for 1/0){hint}")
 
+    def _log_prob(self, value: Any) -> Any:
+        if isinstance(value, str) and self.text_numbers:
+            return None if not value.strip() else self._number(value, "log-probability")
+        return value
+
     def _step(self, value: Any) -> int | None:
         if value is None or value == "":
             return None
@@ -217,6 +227,12 @@ class TableBuilder:
         # Task ids and prompts used as ids live in one table under keys that cannot collide.
         names = keys if not by_prompt else list(map("\x00".__add__, keys))
         lengths_R = None if block.lengths is None else floats(block.lengths)
+        log_probs_R = None
+        if block.log_probs is not None and any(v is not None for v in block.log_probs):
+            try:
+                log_probs_R, lengths_R = sums_of_block(block.log_probs, lengths_R)
+            except InputError:
+                raise CloserLook from None
         steps_R, has_step = (None, None) if block.steps is None else ints(block.steps)
         rollouts = block.rollouts
         if rollouts is not None and set(map(type, rollouts)) - {str, int, float, bool, type(None)}:
@@ -231,7 +247,7 @@ class TableBuilder:
             if any(map(ne, map(self._columns[name].__getitem__, codes), values)):
                 self._forget(added)
                 raise CloserLook
-        self._keep(block, n, codes, rewards_R, lengths_R, steps_R, has_step)
+        self._keep(block, n, codes, rewards_R, lengths_R, steps_R, has_step, log_probs_R)
         return self._parts[-1][0]
 
     def _new_tasks(self, block: Block, names: Sequence[str], by_prompt: bool) -> None:
@@ -275,6 +291,7 @@ class TableBuilder:
         lengths_R: NDArray[np.float64] | None,
         steps_R: NDArray[np.int64] | None,
         has_step: NDArray[np.bool_] | None,
+        log_probs_R: NDArray[np.float64] | None,
     ) -> None:
         if not self._files or self._files[-1] != block.file:
             self._files.append(block.file)
@@ -283,6 +300,7 @@ class TableBuilder:
         if block.rollouts is not None:
             rollout_R = self._rollout_codes(block.rollouts)
             self._any["rollouts"] |= bool((rollout_R >= 0).any())
+        self._any["log_probs"] |= log_probs_R is not None and bool(np.isfinite(log_probs_R).any())
         self._any["lengths"] |= lengths_R is not None and bool(np.isfinite(lengths_R).any())
         if has_step is None:
             steps_R, has_step = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
@@ -297,6 +315,7 @@ class TableBuilder:
                 rollout_R,
                 np.full(n, len(self._files) - 1, dtype=np.int32),
                 np.asarray(block.lines, dtype=np.int64),
+                nothing if log_probs_R is None else log_probs_R,
             )
         )
         self.n_rows += n
@@ -328,7 +347,7 @@ class TableBuilder:
         if not self.n_rows:
             why = f"; all {self.n_skipped:,} rows were bad, the first: {self.messages[0]}" if self.n_skipped else ""
             raise InputError(f"no rollouts in it{why}", file=source)
-        code_R, rewards_R, lengths_R, steps_R, has_step_R, rollout_R, file_R, line_R = (
+        code_R, rewards_R, lengths_R, steps_R, has_step_R, rollout_R, file_R, line_R, log_probs_R = (
             np.concatenate(parts) for parts in zip(*self._parts, strict=True)
         )
         self._parts.clear()
@@ -356,21 +375,20 @@ class TableBuilder:
             self.skipped(),
             n_skipped=self.n_skipped,
             format=read,
+            log_probs_R=log_probs_R[rows] if self._any["log_probs"] else None,
         )
 
-    def take(
-        self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64] | None] | None:
-        """What was added since the last call, taken out: task positions, rewards, lengths, steps (None if no row has
-        one). For streams."""
+    def take(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None] | None:
+        """What was added since the last call, taken out: task positions, rewards, lengths, log-probabilities, steps
+        (None if some row has none). For streams."""
         if not self._parts:
             return None
-        code_R, rewards_R, lengths_R, steps_R, has_step_R, *_ = (
+        code_R, rewards_R, lengths_R, steps_R, has_step_R, *_, log_probs_R = (
             np.concatenate(parts) for parts in zip(*self._parts, strict=True)
         )
         self._parts.clear()
         self._rollout_code.clear()
-        return code_R, rewards_R, lengths_R, steps_R if has_step_R.all() else None
+        return code_R, rewards_R, lengths_R, log_probs_R, steps_R if has_step_R.all() else None
 
     def of_tasks(self, codes: NDArray[np.int64]) -> tuple[list[str], list[str], dict[str, list[Any]]]:
         """The prompts, ids and columns of tasks by position."""
