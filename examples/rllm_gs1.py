@@ -1,32 +1,37 @@
-"""rLLM with one rollout a task and a tuned baseline. Not run here: the adapter is tested on a stand-in only.
+"""rLLM with one rollout per task and a tuned baseline.
 
-    python examples/rllm_gs1.py baseline.json
+    python examples/rllm_gs1.py rllm.rollout.n=1 rllm.rejection_sample.min_trajs_per_group=1 +baseline=baseline.json
 
-Put `advantages_by_role` into your own training script: `rllm` takes the estimator by its registered name.
+Fill in your agent, evaluator and data as in rLLM's own scripts, and the role's name: that of your trajectories.
 """
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 from rollonce.integrations.rllm import register
 
+ROLE = "solver"
 
-def advantages_by_role(file: str) -> dict[str, str]:
-    """Register the baseline; what AgentTrainer takes as ``traj_group_adv_estimator_map`` (with
-    ``rllm.algorithm.use_rllm=true``)."""
-    register("rollonce", file, state="out/rollonce.json")
-    return {"solver": "rollonce"}
+
+def advantages_by_role(config: Any) -> dict[str, str]:
+    """Register the baseline; what AgentTrainer takes as ``traj_group_adv_estimator_map``."""
+    return {ROLE: register(config, config.baseline, state="out/rollonce.json")}
 
 
 def main() -> None:
-    """Train your agent; fill in the dots as in rLLM's own examples."""
+    """Train your agent."""
+    import hydra
     from rllm.trainer import AgentTrainer
 
-    trainer = AgentTrainer(
-        backend="tinker", traj_group_adv_estimator_map=advantages_by_role(sys.argv[1])
-    )  # workflow_class=..., config=...
-    trainer.train()
+    @hydra.main(config_path="pkg://rllm.trainer.config", config_name="unified", version_base=None)
+    def train(config: Any) -> None:
+        trainer = AgentTrainer(
+            config=config, backend="tinker", traj_group_adv_estimator_map=advantages_by_role(config)
+        )  # and agent_flow=..., evaluator=..., train_dataset=...
+        trainer.train()
+
+    train()
 
 
 if __name__ == "__main__":

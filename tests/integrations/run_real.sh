@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs the adapters' tests against the real trainers, each in an environment of its own (about 2 GB and 3 minutes each, CPU only).
 #   tests/integrations/run_real.sh            all of them
-#   tests/integrations/run_real.sh verl       one of: verl, skyrl, openrlhf, prime_rl
-# prime-rl is not on PyPI: PRIME_RL names a checkout of it (559b447 is the one that the adapter was written to).
+#   tests/integrations/run_real.sh verl       one of: verl, skyrl, openrlhf, prime_rl, rllm, slime, miles
+# The last four are not on PyPI. PRIME_RL, RLLM, SLIME and MILES name a checkout of each: 559b447, 9beb6e0, 624b824 and
+# 31f1ca9 are those that the adapters were written to.
 # ROLLONCE_REAL: where the environments go (default: a folder in the system's temporary one). PYTHON, PYTHON312: the interpreters.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -42,20 +43,29 @@ openrlhf() { # its wheel wants flash-attn and bitsandbytes: without them, and De
   fi
 }
 
-prime_rl() { # from a checkout on the path; without vLLM and the trainer's own packages, which the tested parts don't import
-  : "${PRIME_RL:?a checkout of PrimeIntellect-ai/prime-rl}"
-  export PYTHONPATH="$PRIME_RL/src:$PRIME_RL/packages/prime-rl-configs/src"
-  if environment prime_rl "${PYTHON312:-python3.12}"; then
-    "$where/prime_rl/bin/pip" install -q $torch verifiers==0.3.1 "prime-pydantic-config[toml]" transformers==5.6.2 datasets wandb msgspec \
-      loguru pyarrow beartype jaxtyping tenacity orjson setproctitle uvloop pandas aiolimiter tomli tomli-w pytest -e .
-    touch "$where/prime_rl/.done"
+# The four whose checkout is put on the path share one environment, without vLLM, SGLang and Megatron, which the tested
+# parts do not need.
+from_source() {
+  if environment from_source "${PYTHON312:-python3.12}"; then
+    "$where/from_source/bin/pip" install -q $torch verifiers==0.3.1 "prime-pydantic-config[toml]" transformers==5.6.2 datasets wandb \
+      msgspec loguru pyarrow beartype jaxtyping tenacity orjson setproctitle uvloop pandas aiolimiter tomli tomli-w ray==2.55.0 \
+      omegaconf hydra-core pybase64 polars tqdm codetiming pytest -e .
+    touch "$where/from_source/.done"
   fi
 }
+prime_rl() { from_source; checkout="${PRIME_RL:?a checkout of prime-rl}/src:$PRIME_RL/packages/prime-rl-configs/src"; }
+rllm() { from_source; checkout=${RLLM:?a checkout of rLLM}; }
+slime() { from_source; checkout=${SLIME:?a checkout of slime}; }
+miles() { from_source; checkout=${MILES:?a checkout of miles}; }
 
-for trainer in "${@:-verl skyrl openrlhf ${PRIME_RL:+prime_rl}}"; do
+for trainer in "${@:-verl skyrl openrlhf ${PRIME_RL:+prime_rl} ${RLLM:+rllm} ${SLIME:+slime} ${MILES:+miles}}"; do
   for name in $trainer; do
+    checkout=
     "$name"
-    echo "== $name: tests/integrations/test_$name.py"
-    "$where/$name/bin/python" -m pytest "tests/integrations/test_$name.py" -p no:cacheprovider -W ignore -rs
+    test=tests/integrations/test_${name/miles/slime}.py
+    home=$where/$name
+    [ -n "$checkout" ] && home=$where/from_source
+    echo "== $name: $test"
+    PYTHONPATH=$checkout "$home/bin/python" -m pytest "$test" -p no:cacheprovider -W ignore -rs
   done
 done

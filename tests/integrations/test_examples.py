@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_modules import module
 
 from rollonce.baselines import KernelBaseline
 
@@ -93,31 +92,3 @@ def test_modal_script_calls_rollonce_as_it_is(tmp_path):
         "bad input's exit code comes through"
     )
     assert f"{ROOT}[train]" in module.install_command(str(ROOT))
-
-
-def test_slime_script_is_one_command(file):
-    done = subprocess.run(
-        ["bash", str(EXAMPLES / "slime_gs1.sh"), str(file), "--hf-checkpoint", "x"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env={"DRY_RUN": "1", "PATH": "/usr/bin:/bin"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--custom-reward-post-process-path rollonce.integrations.slime.reward_post_process" in done.stdout
-    assert done.stdout.rstrip().endswith("--hf-checkpoint x")
-    import rollonce.integrations.slime
-
-    assert callable(rollonce.integrations.slime.reward_post_process)
-
-
-def test_the_rllm_script_hands_over_the_baseline(file, monkeypatch):
-    registry = {}
-    module(
-        monkeypatch,
-        "rllm.trainer.algorithms.advantage",
-        register_rllm_adv_estimator=lambda name: lambda f: registry.setdefault(name, f),
-    )
-    assert load("rllm_gs1").advantages_by_role(str(file)) == {"solver": "rollonce"}
-    assert "rollonce" in registry

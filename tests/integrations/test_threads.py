@@ -10,7 +10,8 @@ import asyncio
 import numpy as np
 import pytest
 from prime_rl_parts import PrimeRl, advantages_of
-from stand_ins import SlimeSample, rllm_group, slime_args, slime_stock
+from rllm_parts import Rllm
+from slime_parts import Slime
 
 from rollonce.baselines import KernelBaseline, LeaveOneOut, Rloo, SelfTuning
 from rollonce.errors import InputError
@@ -24,17 +25,26 @@ def group_centred(groups):
     return np.concatenate([np.asarray(g, float) - np.mean(g) for g in groups])
 
 
-@pytest.mark.parametrize("thread", ["rllm#916", "tinker-cookbook PR 99", "tinker-cookbook#155", "tinker-cookbook#771"])
+@pytest.mark.parametrize("thread", ["tinker-cookbook PR 99", "tinker-cookbook#155", "tinker-cookbook#771"])
 def test_one_rollout_per_task_is_no_silent_zero(thread):
     """Symptom: at n=1 every advantage is exactly 0 and training does nothing, without a word."""
     assert not group_centred([[r] for r in GROUP_OF_ONE]).any()
-    if thread.startswith("rllm"):
-        groups = [rllm_group(f"task {i}", [r], task_id=str(i)) for i, r in enumerate(GROUP_OF_ONE)]
-        got, _ = rllm.make_estimator(LeaveOneOut())([np.array([r]) for r in GROUP_OF_ONE], None, traj_groups=groups)
-        got = np.concatenate(got)
-    else:
-        got = AdvantageHook(LeaveOneOut()).advantages([f"task {i}" for i in range(4)], GROUP_OF_ONE).advantages_N
+    got = AdvantageHook(LeaveOneOut()).advantages([f"task {i}" for i in range(4)], GROUP_OF_ONE).advantages_N
     np.testing.assert_allclose(got, [2 / 3, -2 / 3, 2 / 3, -2 / 3], rtol=0, atol=1e-15)
+
+
+def test_rllm_916_one_rollout_per_task_is_no_silent_zero(monkeypatch):
+    """The same symptom; since then a group of one keeps its reward, with no baseline at all."""
+    trainer = Rllm(monkeypatch)
+    config = trainer.config()
+
+    def run(roles):
+        groups = [trainer.group(f"task {i}", r, task_id=str(i)) for i, r in enumerate(GROUP_OF_ONE)]
+        return np.concatenate(trainer.train_step(config, roles, groups))
+
+    np.testing.assert_allclose(run({}), GROUP_OF_ONE, rtol=1e-5)
+    ours = {"solver": rllm.register(config, LeaveOneOut())}
+    np.testing.assert_allclose(run(ours), [2 / 3, -2 / 3, 2 / 3, -2 / 3], rtol=0, atol=1e-15)
 
 
 def test_prime_rl_2985_one_rollout_per_task_is_no_silent_zero(monkeypatch, tmp_path):
@@ -77,29 +87,32 @@ def test_prime_rl_600_two_groups_of_one_prompt_stay_two():
     assert by_id.tolist() == [1.0, -1.0, 0.0, 0.0]
 
 
-def slime_run(samples, baseline, tmp_path, monkeypatch, **settings):
+def slime_run(trainer, samples, baseline, tmp_path, monkeypatch, **settings):
     monkeypatch.setattr(slime, "_hooks", {})
     baseline.save(tmp_path / "b.json")
-    return slime.reward_post_process(slime_args(rollonce_baseline=str(tmp_path / "b.json"), **settings), samples)[1]
+    args = trainer.args(rollonce_baseline=str(tmp_path / "b.json"), **settings)
+    return trainer.train_data(args, samples)["rewards"]
 
 
 def test_slime_1918_uneven_groups_do_not_fall_back_to_one_mean(tmp_path, monkeypatch):
     """Symptom: when one sample of a group is missing, all groups are centred by one mean and an easy task's rollouts
     all look good."""
+    trainer, sizes = Slime(monkeypatch), {"n_samples_per_prompt": 3, "rollout_batch_size": 2}
     rewards, groups = [1.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 1, 1]
-    stock = slime_stock(rewards, group=3, batch=2)
-    assert (stock[:3] > 0.5).all(), "three equal rewards of one task, and each has an advantage"
-    samples = [SlimeSample(g, i, f"task {g}", r) for i, (r, g) in enumerate(zip(rewards, groups, strict=True))]
-    assert slime_run(samples, Rloo(), tmp_path, monkeypatch, n_samples_per_prompt=3) == [0.0] * 5
+    samples = [trainer.sample(i, f"task {g}", r, group=g) for i, (r, g) in enumerate(zip(rewards, groups, strict=True))]
+    stock = trainer.train_data(trainer.args(custom_reward_post_process_path=None, **sizes), samples)["rewards"]
+    assert min(stock[:3]) > 0.5, "three equal rewards of one task, and each has an advantage"
+    assert slime_run(trainer, samples, Rloo(), tmp_path, monkeypatch, **sizes) == [0.0] * 5
 
 
 def test_slime_2062_segments_of_a_rollout_count_once(tmp_path, monkeypatch):
     """Symptom: a rollout that was forked into segments weighs as many times in the mean as it has segments."""
+    trainer = Slime(monkeypatch)
     rewards = [1.0, 1.0, 1.0, 0.0, 0.0]  # the first rollout in three segments, then two more
     counted_thrice = np.mean(rewards)
     assert counted_thrice == 0.6
-    samples = [SlimeSample(0, i, "a" * (i + 1), r, rollout_id=max(i - 2, 0)) for i, r in enumerate(rewards)]
-    assert slime_run(samples, LeaveOneOut(), tmp_path, monkeypatch) == [1.0, 1.0, 1.0, -0.5, -0.5]
+    samples = [trainer.sample(i, "a" * (i + 1), r, rollout_id=max(i - 2, 0)) for i, r in enumerate(rewards)]
+    assert slime_run(trainer, samples, LeaveOneOut(), tmp_path, monkeypatch) == [1.0, 1.0, 1.0, -0.5, -0.5]
 
 
 def test_nemo_rl_1518_leave_one_out_over_a_deviation_does_not_explode():

@@ -1,12 +1,14 @@
-"""rLLM: an advantage estimator for its registry (untested against the real trainer).
+"""rLLM: an advantage estimator for its registry.
 
-    from rollonce.integrations.rllm import register
-    register("rollonce", "baseline.json", state="out/rollonce.json")
-    AgentTrainer(..., traj_group_adv_estimator_map={"solver": "rollonce"})     # by role: other names become OTHER
-    elsewhere
+    name = register(config, "baseline.json", state="out/rollonce.json")
+    AgentTrainer(config=config, ..., traj_group_adv_estimator_map={"solver": name})     # by role
 
-Written from the source of August 2026 (rLLM 9beb6e0): the estimator is called once a step and role with the rewards of
-every trajectory group and, as ``traj_groups``, the groups themselves.
+Written to rLLM 9beb6e0 of August 2026: the estimator is called once per step and role with the rewards of every
+trajectory group and, as ``traj_groups``, the groups themselves; rLLM's asynchronous trainer calls it for one task at a
+time, which takes history mode. rLLM drops groups of fewer than ``min_trajs_per_group`` trajectories, 2 by default,
+before that: at one rollout per task nothing would be trained, and nothing would be said.
+
+rLLM is not on PyPI; which parts of it were run with this adapter is said in ``docs/integrations.md``.
 """
 
 from __future__ import annotations
@@ -24,20 +26,40 @@ from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
 from rollonce.integrations.rows import prompt_text
 from rollonce.rollouts import FloatArray
-from rollonce.setting_rules import Rule, refuse
+from rollonce.setting_rules import Rule, refuse, setting_of
 
 RULES = [
     Rule(
-        "use_precomputed_advantage",
+        "rllm.algorithm.use_precomputed_advantage",
         True,
         "takes advantages from the workflow",
-        "set use_precomputed_advantage to false",
+        "set it to false",
     ),
     Rule(
-        "stepwise_advantage_mode",
-        lambda v: str(getattr(v, "value", v)) == "per_step",
-        "gives each step a reward and a group of its own",
-        "set stepwise_advantage.mode to broadcast",
+        "rllm.stepwise_advantage.mode",
+        lambda v: v != "broadcast",
+        "gives each step a reward of its own",
+        "set it to broadcast",
+    ),
+]
+ONE_ROLLOUT_RULES = [
+    Rule(
+        "rllm.rejection_sample.min_trajs_per_group",
+        lambda v: v > 1,
+        "drops every group of one rollout, so that nothing is trained",
+        "set it to 1",
+    ),
+    Rule(
+        "rllm.rejection_sample.enable",
+        True,
+        "skips batches until some task is solved in part, which a single rollout never is",
+        "set it to false",
+    ),
+    Rule(
+        "rllm.rejection_sample.filter_uniform_groups",
+        True,
+        "lets a rollout train or not by its own advantage",
+        "set it to false",
     ),
 ]
 _PROMPT_KEYS = ("prompt", "question", "problem", "instruction")
@@ -45,21 +67,24 @@ Groups = tuple[list[FloatArray], list[FloatArray]]
 
 
 def prompt_of(group: Any) -> str:
-    """The task of a trajectory group as text: its first trajectory's ``task``, or the messages before the policy's
-    first word.
+    """The task of a trajectory group as text: its first trajectory's ``task`` (rLLM's ``Task``, a row of the data set,
+    text or messages), or the messages before the policy's first word.
 
     Raises:
         InputError: if neither is there.
     """
     trajectory = group.trajectories[0]
-    task = getattr(trajectory, "task", None)
-    if isinstance(task, Mapping):
-        task = next((task[k] for k in _PROMPT_KEYS if task.get(k)), None)
-    if task:
-        return prompt_text(task)
-    messages = list(getattr(trajectory.steps[0], "chat_completions", None) or []) if trajectory.steps else []
+    task = trajectory.task
+    instruction = getattr(task, "instruction", None)
+    if isinstance(instruction, list):  # content blocks of one user message
+        return prompt_text([{"role": "user", "content": instruction}])
+    text = instruction or (task if isinstance(task, str | list) else None)
+    row = _row_of(task)
+    text = text or next((row[k] for k in _PROMPT_KEYS if row.get(k)), None)
+    if text:
+        return prompt_text(text)
     before = []
-    for message in messages:
+    for message in trajectory.steps[0].chat_completions if trajectory.steps else []:
         if message.get("role") == "assistant":
             break
         before.append(message)
@@ -69,6 +94,12 @@ def prompt_of(group: Any) -> str:
             "register"
         )
     return prompt_text(before)
+
+
+def _row_of(task: Any) -> Mapping[str, Any]:
+    """The row of the data set that a task stands for: itself, or what rLLM's ``Task`` keeps of it."""
+    row = task if isinstance(task, Mapping) else getattr(task, "metadata", None)
+    return row if isinstance(row, Mapping) else {}
 
 
 def make_estimator(
@@ -86,7 +117,7 @@ def make_estimator(
         state: A file (per role: ``.role`` is added to its stem) that keeps history between runs, since rLLM's
             checkpoint has no place.
         prompt_of: Takes a trajectory group, gives the task's text.
-        group_size: Trajectories a task, None where it varies.
+        group_size: Trajectories of a task in a batch, None where it varies.
         **options: Of `AdvantageHook`.
     """
     hooks: dict[str, AdvantageHook] = {}
@@ -95,50 +126,65 @@ def make_estimator(
         return None if state is None else Path(state).with_stem(f"{Path(state).stem}.{role}")
 
     def estimator(
-        rewards: Sequence[FloatArray],
-        algorithm_config: Any = None,
-        *,
-        traj_groups: Sequence[Any] | None = None,
-        **_: Any,
+        rewards: Sequence[FloatArray], algorithm_config: Any, *, traj_groups: Sequence[Any], **_: Any
     ) -> Groups:
-        if not len(rewards):
-            return [], []
-        if traj_groups is None:
-            raise InputError(
-                "this rLLM does not hand its estimators traj_groups, so they cannot see the tasks: upgrade rLLM"
-            )
-        refuse(algorithm_config, RULES, "rLLM")
-        role = str(getattr(traj_groups[0], "group_role", "all"))
+        role = traj_groups[0].group_role
         path = file(role)
         if role not in hooks:
             hooks[role] = AdvantageHook(baseline, group_size=group_size, **options)
             if path is not None and path.exists():
                 hooks[role].load(path)
-        sizes = [len(r) for r in rewards]
-        result = hooks[role].advantages(
-            [prompt_of(g) for g, n in zip(traj_groups, sizes, strict=True) for _ in range(n)],
+        hook, sizes = hooks[role], [len(r) for r in rewards]
+        rows = [group for group, n in zip(traj_groups, sizes, strict=True) for _ in range(n)]
+        result = hook.advantages(
+            [prompt_of(group) for group in rows],
             np.concatenate([np.asarray(r, np.float64) for r in rewards]),
-            task_ids=[g.task_id for g, n in zip(traj_groups, sizes, strict=True) for _ in range(n)],
+            task_ids=None if group_size == 1 else [group.task_id for group in rows],
+            columns={c: [_column(group, c) for group in rows] for c in hook.columns_needed},
         )
-        if path is not None:
-            hooks[role].save(path)
+        if path is not None and not hook.rows_waiting:
+            hook.save(path)
         by_group = np.split(result.advantages_N, np.cumsum(sizes)[:-1])
         return by_group, by_group
 
     return estimator
 
 
-def register(name: str, baseline: Baseline | str | os.PathLike[str], **options: Any) -> None:
-    """Put `make_estimator`'s result into rLLM's registry under a name.
+def _column(group: Any, column: str) -> Any:
+    row = _row_of(group.trajectories[0].task)
+    if column not in row:
+        raise InputError(f"the baseline reads the column {column!r}, which the row of task {group.task_id!r} lacks")
+    return row[column]
+
+
+def register(
+    config: Any, baseline: Baseline | str | os.PathLike[str], *, name: str = "rollonce", **options: Any
+) -> str:
+    """Put the baseline into rLLM's registry under a name.
+
+    Args:
+        config: What ``AgentTrainer`` gets as ``config``: its settings are checked here, and say the group size and
+            whether training is asynchronous (history mode, the mini-batch's rollouts joining together).
+        baseline: As for `make_estimator`.
+        name: The name in the registry.
+        **options: Of `make_estimator`.
+
+    Returns:
+        The name, for ``traj_group_adv_estimator_map``: as ``adv_estimator`` rLLM does not know it.
 
     Raises:
-        InputError: rLLM is not installed.
+        InputError: if rLLM is not installed, or a setting would spoil the advantages.
     """
-    for home in ("rllm.trainer.algorithms.advantage", "rllm.experimental.common.advantage"):
-        try:
-            module = importlib.import_module(home)
-        except ModuleNotFoundError:
-            continue
-        module.register_rllm_adv_estimator(name)(make_estimator(baseline, **options))
-        return
-    raise InputError("rLLM is not installed here: it comes from its repository, not from PyPI")
+    try:
+        module = importlib.import_module("rllm.trainer.algorithms.advantage")
+    except ModuleNotFoundError as e:
+        if not str(e.name).startswith("rllm"):
+            raise
+        raise InputError("rLLM is not installed here: it comes from its repository, not from PyPI") from None
+    size = options.setdefault("group_size", setting_of(config, "rllm.rollout.n", 1))
+    refuse(config, [*RULES, *(ONE_ROLLOUT_RULES if size == 1 else [])], "rLLM")
+    if setting_of(config, "rllm.async_training.enable", False):
+        batch = setting_of(config, "rllm.async_training.mini_batch_size", 1) * (size or 1)
+        options = {"history_mode": True, "step_rows": batch, **options}
+    module.register_rllm_adv_estimator(name)(make_estimator(baseline, **options))
+    return name

@@ -1,13 +1,13 @@
-"""slime and miles: `reward_post_process` for ``--custom-reward-post-process-path`` (untested against the real
-trainers).
+"""slime and miles: `reward_post_process` for ``--custom-reward-post-process-path``.
 
     export ROLLONCE_BASELINE=baseline.json
     ... --advantage-estimator grpo --n-samples-per-prompt 1 \
         --custom-reward-post-process-path rollonce.integrations.slime.reward_post_process
 
-Both call the function once a step in the rollout manager, with every sample of the step: all that a baseline needs.
-Written from the sources of August 2026 (slime 624b824, miles 31f1ca9); the estimator ``grpo`` then hands the numbers on
-as they are.
+Both call the function once per step in the rollout manager, with every sample of the step: all that a baseline needs.
+Written to the sources of August 2026 (slime 624b824, miles 31f1ca9); the estimators ``grpo``, ``gspo`` and slime's
+``cispo`` then hand the numbers on as they are. Neither is on PyPI (its ``slime`` is another package); which parts of
+them were run with this adapter is said in ``docs/integrations.md``.
 
 Settings, each an attribute of ``args`` (``--custom-config-path`` sets such) or an environment variable:
 ``rollonce_baseline`` / ``ROLLONCE_BASELINE``, the file; ``rollonce_state`` / ``ROLLONCE_STATE``, where history is kept
@@ -34,8 +34,8 @@ RULES = [
     ),
     Rule(
         "advantage_estimator",
-        lambda v: v in ("ppo", "reinforce_plus_plus"),
-        "computes its own advantages from the rewards given",
+        lambda v: v in ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+        "computes its own advantages from the rewards given, or whitens them",
         "set --advantage-estimator grpo, which hands them on unchanged",
     ),
     Rule(
@@ -45,10 +45,10 @@ RULES = [
         "leave --custom-advantage-function-path out",
     ),
 ]
-SINGLE = [
+ONE_ROLLOUT_RULES = [
     Rule(
         "dynamic_sampling_filter_path",
-        lambda v: v is not None and "nonzero_std" in str(v),
+        lambda v: v is not None and str(v).endswith("nonzero_std"),
         "drops every group whose rewards are equal, which a group of one always is",
         "leave --dynamic-sampling-filter-path out at --n-samples-per-prompt 1",
     )
@@ -71,7 +71,7 @@ def _hook(args: Any) -> tuple[AdvantageHook, Path | None]:
     path = Path(state) if state else Path(save) / "rollonce.json" if save else None
     if (file, str(path)) not in _hooks:
         size = int(setting_of(args, "n_samples_per_prompt", 1))
-        refuse(args, [*RULES, *(SINGLE if size == 1 else [])], "slime")
+        refuse(args, [*RULES, *(ONE_ROLLOUT_RULES if size == 1 else [])], "slime")
         hook = AdvantageHook(file, group_size=size)
         if path is not None and path.exists():
             hook.load(path)
@@ -80,40 +80,37 @@ def _hook(args: Any) -> tuple[AdvantageHook, Path | None]:
 
 
 def reward_post_process(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Raw rewards and advantages of a step, one each a sample.
+    """Raw rewards and advantages of a step, one each per sample.
 
     Args:
         args: slime's own.
         samples: The step's ``Sample``s; those with ``remove_sample`` or aborted count for nobody and get 0. Segments
-            with one ``rollout_id`` are one rollout.
+            with one ``rollout_id`` (where there is none, one ``index``) are one rollout.
 
     Raises:
         InputError: without a baseline file, with settings that would spoil the advantages, or where a sample has no
             reward.
     """
-    flat = (
-        [s for group in samples for s in group] if samples and isinstance(samples[0], list | tuple) else list(samples)
-    )
     hook, path = _hook(args)
-    keep = [not getattr(s, "remove_sample", False) and _status(s) != "aborted" for s in flat]
-    raw = [s.get_reward_value(args) if k or s.reward is not None else 0.0 for s, k in zip(flat, keep, strict=True)]
-    ids = [getattr(s, "rollout_id", None) for s in flat]
+    keep = [not s.remove_sample and s.status.value != "aborted" for s in samples]
+    raw = [s.get_reward_value(args) if k or s.reward is not None else 0.0 for s, k in zip(samples, keep, strict=True)]
     result = hook.advantages(
-        [s.prompt for s in flat],
+        [s.prompt for s in samples],
         raw,
-        task_ids=[s.group_index for s in flat] if hook.group_size != 1 else None,
-        columns={c: [_metadata(s, c) for s in flat] for c in hook.columns_needed},
+        task_ids=[s.group_index for s in samples] if hook.group_size != 1 else None,
+        columns={c: [_metadata(s, c) for s in samples] for c in hook.columns_needed},
         keep=keep,
-        rollout_ids=[("row", i) if r is None else ("rollout", r) for i, r in enumerate(ids)],
+        rollout_ids=[_rollout(s, row) for row, s in enumerate(samples)],
     )
     if path is not None:
         hook.save(path)
     return raw, result.advantages_N.tolist()
 
 
-def _status(sample: Any) -> str:
-    status = getattr(sample, "status", None)
-    return str(getattr(status, "value", status))
+def _rollout(sample: Any, row: int) -> tuple[str, int]:
+    if sample.rollout_id is not None:
+        return ("rollout_id", sample.rollout_id)
+    return ("row", row) if sample.index is None else ("index", sample.index)
 
 
 def _metadata(sample: Any, column: str) -> Any:
