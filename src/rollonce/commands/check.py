@@ -15,6 +15,7 @@ from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Flag, out, print_json
 from rollonce.errors import InputError
 from rollonce.reports.check import audit_json, print_audit
+from rollonce.reports.decision import decide_on_audit, print_decision
 
 HELP = """\
 Does a baseline leak? Changes each rollout's own reward, response and length and
@@ -64,10 +65,12 @@ def run(args: Args) -> int:
     results = check_baseline(baseline, prompts=prompts, seed=args.seed)
     label = baseline.label if isinstance(baseline, Baseline) else args.baseline
     provenance = baseline.provenance if isinstance(baseline, Baseline) else None
+    decision = decide_on_audit(results, args.baseline, provenance)
     if args.json:
-        print_json(audit_json(args.baseline, label, results, provenance))
+        print_json(audit_json(args.baseline, label, results, provenance) | {"decision": decision})
     else:
         print_audit(out(), label, results, provenance)
+        print_decision(out(), decision)
     return 0 if all(r.passed for r in results) else 1
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -111,7 +110,7 @@ def run(args: Args) -> int:
     """
     settings = _settings(args)
     with Bars() as bars:
-        done = collect(settings, tell=_Progress(settings, bars), say=remark)
+        done = collect(settings, tell=_progress(settings, bars), say=remark)
     from rollonce.readers import read_rollouts
 
     table = read_rollouts([str(done.path)], columns=_columns(done))
@@ -164,21 +163,15 @@ def _settings(args: Args) -> Settings:
     )
 
 
-class _Progress:
-    """A bar in a terminal; elsewhere one line per minute."""
-
-    def __init__(self, settings: Settings, bars: Bars) -> None:
-        self._settings, self._bars, self._said = settings, bars, time.monotonic()
-
-    def __call__(self, store: Store, total: int) -> None:
+def _progress(settings: Settings, bars: Bars) -> Callable[[Store, int], None]:
+    def tell(store: Store, total: int) -> None:
         counts = store.counts()
         mean = sum(reward for reward, _, _ in store.rows.values()) / len(store.rows)
-        money = cost_of(counts, self._settings).money
-        spent = f"{counts.response_tokens / 1000:.0f}k tok" if money is None else f"{money:.2f} spent"
-        self._bars.tell("rollouts", f"mean {mean:.2f}, {spent}", counts.rollouts, total)
-        if not sys.stderr.isatty() and time.monotonic() - self._said > 60:
-            self._said = time.monotonic()
-            remark(f"{counts.rollouts} of {total} rollouts, mean reward {mean:.3f}, {spent}")
+        money = cost_of(counts, settings).money
+        spent = f"{counts.response_tokens / 1000:.0f}k tokens" if money is None else f"{money:.2f} spent"
+        bars.tell("rollouts", f"mean {mean:.2f}, {spent}", counts.rollouts, total)
+
+    return tell
 
 
 def _columns(done: Collected) -> list[str]:

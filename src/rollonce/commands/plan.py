@@ -11,6 +11,7 @@ from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.saved import load_saved
 from rollonce.commands.terminal import out, print_json
 from rollonce.errors import InputError
+from rollonce.reports.decision import decide_on_plan, print_decision
 from rollonce.reports.plan import print_plan, print_power
 from rollonce.tuning.planning import Plan, difficulty, plan_from_moments, plan_from_rollouts
 from rollonce.tuning.power import power_table
@@ -50,9 +51,9 @@ class Args:
     """B_eff of your baseline over that of the in-batch LOO mean (rollonce score or tune). Default 1."""
     baseline: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A saved baseline, scored on the rollouts."""
-    rho: Annotated[float, arg(metavar="X")] = 0.0
-    """How much tasks' gradients differ against one rollout's noise; 0 favours groups most. Measured, or an
-    assumption."""
+    rho: Annotated[float | None, _Optional] = None
+    """How much tasks' gradients differ against one rollout's noise, as `rollonce noise` measures it. Default: 0, which
+    favours groups most."""
     power: bool = False
     """The decision rule's power instead."""
     n: Annotated[int | None, arg(metavar="ITEMS", help_behavior_hint="")] = None
@@ -84,10 +85,12 @@ def run(args: Args) -> int:
     if args.n is not None or args.true_difference is not None:
         raise InputError("--n and --true-difference belong to --power")
     made = _from_rollouts(args) if args.files else _from_moments(args)
+    decision = decide_on_plan(made, " ".join(args.files) or "FILE", rho_known=args.rho is not None)
     if args.json:
-        print_json(made)
+        print_json(made._asdict() | {"decision": decision})
     else:
         print_plan(out(), made)
+        print_decision(out(), decision)
     return 0
 
 
@@ -115,7 +118,7 @@ def _from_moments(args: Args) -> Plan:
         raise InputError("--baseline is scored on rollouts; name a file, or give --b-eff-ratio")
     moments = difficulty(s2=args.s2, tau2=args.tau2, snr=args.snr, mean=args.mean)
     return plan_from_moments(
-        args.budget, moments, ratio=args.b_eff_ratio, rho=args.rho, mean_known=args.mean is not None
+        args.budget, moments, ratio=args.b_eff_ratio, rho=args.rho or 0.0, mean_known=args.mean is not None
     )
 
 
@@ -132,5 +135,5 @@ def _from_rollouts(args: Args) -> Plan:
         args.budget,
         baseline=load_saved(args.baseline) if args.baseline else None,
         ratio=args.b_eff_ratio,
-        rho=args.rho,
+        rho=args.rho or 0.0,
     )

@@ -6,10 +6,11 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Annotated, Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from tyro.conf import arg
 
@@ -46,17 +47,21 @@ def command_line(verb: str, words: list[str] | None = None) -> str:
 
 
 class Bars:
-    """Progress bars on stderr that only show up once a second has gone by, and only in a terminal.
+    """Progress on stderr: bars in a terminal, once a second has gone by; elsewhere one line every ten seconds.
+
+    What was computed so far can stand above the bars (`show`); it goes with them at the end, when results are printed.
 
     >>> with Bars() as bars:
     ...     bars.tell("reading", "bytes", 5, 10)
     """
 
-    def __init__(self, delay: float = 1.0) -> None:
-        self._start, self._delay = time.monotonic(), delay
+    def __init__(self, delay: float = 1.0, every: float = 10.0) -> None:
+        self._start = self._said = time.monotonic()
+        self._delay, self._every = delay, every
         self._console = Console(file=sys.stderr)
-        self._progress: Progress | None = None
+        self._progress: _Progress | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._so_far: RenderableType | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -67,9 +72,19 @@ class Bars:
         if self._progress is not None:
             self._progress.stop()
 
+    @property
+    def console(self) -> Console:
+        """Where bars are drawn."""
+        return self._console
+
     def tell(self, name: str, what: str, done: int, total: int) -> None:
         """``done`` of ``total``, now at ``what``, of the job called ``name``."""
-        if not self._console.is_terminal or time.monotonic() - self._start < self._delay:
+        if not self._console.is_terminal:
+            if time.monotonic() - self._said >= self._every:
+                self._said = time.monotonic()
+                remark(f"{name}: {done} of {total}" + (f", {what}" if what else ""))
+            return
+        if time.monotonic() - self._start < self._delay:
             return
         if self._progress is None:
             columns = (
@@ -79,8 +94,24 @@ class Bars:
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[what]:.20}", markup=False),
             )
-            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress = _Progress(*columns, console=self._console, transient=True)
+            self._progress.above = self._so_far
             self._progress.start()
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total, what=what)
         self._progress.update(self._tasks[name], completed=done, total=total, what=what)
+
+    def show(self, so_far: RenderableType) -> None:
+        """What there is so far, above the bars of a terminal."""
+        self._so_far = so_far
+        if self._progress is not None:
+            self._progress.above = so_far
+
+
+class _Progress(Progress):
+    above: RenderableType | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.above is not None:
+            yield self.above
+        yield from super().get_renderables()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +12,7 @@ from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
 from rollonce.errors import InputError
 from rollonce.files import check_writable
+from rollonce.reports.decision import decide_on_tuning, print_decision
 from rollonce.reports.tune import print_tuning
 from rollonce.tuning.provenance import provenance
 from rollonce.tuning.search import SAMPLERS, Budget
@@ -107,25 +106,21 @@ def run(args: Args) -> int:
             progress=_progress(bars, budget),
         )
     result.baseline.save(args.out, provenance(result, sources[0].files, command_line("tune")))
+    decision = decide_on_tuning(result, args.out)
     if args.json:
-        print_json(result.to_dict())
+        print_json(result.to_dict() | {"decision": decision})
     else:
         print_tuning(out(), result)
+        print_decision(out(), decision)
     remark(f"wrote {args.out} ({Path(args.out).stat().st_size / 1000:.0f} kB)")
     return 0
 
 
 def _progress(bars: Bars, budget: Budget) -> Any:
-    """Bars in a terminal; where stderr is none, a line every ten seconds."""
-    last = [time.monotonic()]
+    by_time = budget.trials == float("inf")
 
-    def tell(label: str, n: int, seconds: float, best: float) -> None:
-        by_time = budget.trials == float("inf")
-        bars.tell(
-            label, f"best {best:.3f}", int(seconds if by_time else n), int(budget.seconds if by_time else budget.trials)
-        )
-        if not sys.stderr.isatty() and time.monotonic() - last[0] > 10:
-            last[0] = time.monotonic()
-            remark(f"{label}: {n} trials, {seconds:.0f} s, best so far {best:.3f} of LOO")
+    def tell(search: str, trials: int, seconds: float, best: float) -> None:
+        done, total = (seconds, budget.seconds) if by_time else (trials, budget.trials)
+        bars.tell(search, f"best {best:.3f} of LOO", int(done), int(total))
 
     return tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ Examples:
   rollonce watch rollouts.jsonl --batch-size 64 --json
       A log without a step column, in steps of 64 rows.
 """
+_SHOWN_SO_FAR = 8
 
 
 @dataclass
@@ -79,7 +81,8 @@ def run(args: Args) -> int:
 
 
 def _replay(args: Args) -> int:
-    from rollonce.reports.watch import watch_view
+    from rollonce.reports.decision import decide_on_log, print_decision
+    from rollonce.reports.watch import step_line, watch_view
     from rollonce.scoring import Watcher, steps_of
 
     source = find_sources(args.log, args.reader, together=True)
@@ -89,20 +92,34 @@ def _replay(args: Args) -> int:
         table = read(source[0], args.reader, bars)
         watcher = Watcher(_baselines(args, table.tasks))
         steps = list(steps_of(table, args.batch_size))
-        for i, step in enumerate(steps):
-            bars.tell("replaying", f"step {i + 1}", i, len(steps))
+        shown = -math.inf
+        for i, step in enumerate(steps, 1):
             watcher.step(step)
+            if time.monotonic() - shown > 0.5 and (scores := watcher.scores()):
+                shown = time.monotonic()
+                bars.tell("replaying", step_line(scores), i, len(steps))
+                bars.show(watch_view(bars.console, table.name, scores[:_SHOWN_SO_FAR]))
     scores = watcher.scores()
     if not scores:
         raise InputError(_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
     notes = [f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}"] if table.skipped else []
+    decision = decide_on_log(scores, " ".join(args.log))
     if args.json:
-        print_json({"command": command_line("watch"), "log": table.source, "scores": scores, "notes": notes})
+        print_json(
+            {
+                "command": command_line("watch"),
+                "log": table.source,
+                "scores": scores,
+                "notes": notes,
+                "decision": decision,
+            }
+        )
         return 0
     console = out()
     console.print(watch_view(console, table.name, scores))
     for note in notes:
         console.print(f"Note: {note}", style="yellow", markup=False)
+    print_decision(console, decision)
     return 0
 
 
@@ -171,6 +188,7 @@ class _Growing:
 def _follow(args: Args) -> int:
     from rich.live import Live
 
+    from rollonce.reports.decision import decide_on_log, print_decision
     from rollonce.reports.watch import step_line, watch_view
 
     console = out()
@@ -200,6 +218,8 @@ def _follow(args: Args) -> int:
         )
     if live is None and not args.json:
         console.print(watch_view(console, args.log[0], growing.scores()))
+    if not args.json:
+        print_decision(console, decide_on_log(growing.scores(), args.log[0]))
     return 0
 
 
