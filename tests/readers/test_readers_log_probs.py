@@ -110,3 +110,81 @@ def test_the_table_keeps_them_with_their_rollouts_and_out_of_reach_of_features()
             Rollouts.from_groups([[1, 0], [0, 1, 1]], ["a", "b"], log_probs=bad)
     with pytest.raises(InputError, match="log_probs must be grouped like the rewards"):
         Rollouts.from_groups([[1, 0], [0, 1, 1]], ["a", "b"], log_probs=[[-1.0], [-1.0, -1.0, -1.0]])
+
+
+F = Path(__file__).parent / "fixtures"
+
+
+def test_nemo_rl_has_one_number_for_each_token_and_counts_those_that_were_sampled() -> None:
+    table = read_rollouts(F / "nemo_rl")
+    assert table.log_probs_R is not None
+    # The generator put -(position + 1) / 4 at each sampled token.
+    assert table.log_probs_R.tolist() == [-7 / 4, -3 / 4, -9 / 4, -4 / 4]
+
+
+def test_inspect_has_those_of_the_last_model_call() -> None:
+    pytest.importorskip("inspect_ai")
+    table = read_rollouts(F / "inspect_log_probs")
+    assert table.log_probs_R is not None
+    # One call of three tokens; then two calls, of which the log has the second alone: unknown.
+    np.testing.assert_array_equal(table.log_probs_R, [-6 / 4, np.nan])
+    assert table.lengths_R is not None
+    assert table.lengths_R.tolist() == [3, 6]
+
+
+def trace(*turns: dict[str, Any]) -> dict[str, Any]:
+    """A verifiers 0.4 trace (v1/graph.py: the log-probabilities of the sampled tokens of a node)."""
+    user = {"message": {"role": "user", "content": "x"}, "sampled": False, "token_ids": [1], "mask": [False]}
+    sampled = [{"message": {"role": "assistant", "content": "y"}, "sampled": True} | t for t in turns]
+    return {"task": {"data": {"prompt": "x"}, "key": "k"}, "rewards": {"r": {"score": 1.0}}, "nodes": [user, *sampled]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "total", "tokens"),
+    [
+        ([{"mask": [False, True, True], "logprobs": [-0.5, -1.0]}], -1.5, 2),
+        ([{"mask": [True], "logprobs": [-0.5]}, {"mask": [False, True], "logprobs": [-2.0]}], -2.5, 2),
+        ([{"mask": [False, True], "logprobs": [0.0, -3.0]}], -3.0, 1),  # one for each token, the template's too
+        ([{"mask": [True], "logprobs": [-0.5]}, {"mask": [], "logprobs": []}], None, None),  # a turn without any
+        ([{"logprobs": []}], None, None),
+    ],
+)
+def test_verifiers_sums_over_sampled_nodes(turns: list[Any], total: float, tokens: int, tmp_path: Path) -> None:
+    for name in ("traces.jsonl", "step_1/train_rollouts.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(trace(*turns)) + "\n")
+        table = read_rollouts(path)
+        assert table.format == ("verifiers" if name == "traces.jsonl" else "prime-rl")
+        assert (table.log_probs_R, table.lengths_R) == ((None, None) if total is None else ([total], [tokens]))
+
+
+def test_verifiers_before_0_4_has_them_in_the_trajectory_if_it_was_saved(tmp_path: Path) -> None:
+    row = {"example_id": 0, "completion": "y"}
+    turns = [{"tokens": {"completion_logprobs": [-0.5, -1.0]}}, {"tokens": {"completion_logprobs": [-2.0]}}]
+    table = read_rollouts(write(tmp_path / "results.jsonl", [row | {"trajectory": turns}, row]))
+    assert table.format == "verifiers-legacy"
+    assert table.log_probs_R is not None
+    np.testing.assert_array_equal(table.log_probs_R, [-3.5, np.nan])
+
+
+def test_verl_dumps_have_them_where_the_reward_function_returns_them(tmp_path: Path) -> None:
+    def row(uid: str, log_probs: Any) -> dict[str, Any]:
+        return {"input": "x", "output": "y", "gts": None, "score": 1, "step": 1, "uid": uid} | (
+            {} if log_probs is None else {"rollout_log_probs": log_probs}
+        )
+
+    rows = [row("a_0_0", [-1.0]), row("a_0_1", [-2.0, -3.0]), row("a_1_0", [-4.0]), row("a_1_1", None)]
+    table = read_rollouts(write(tmp_path / "1.jsonl", rows))
+    assert table.log_probs_R is not None
+    np.testing.assert_array_equal(table.log_probs_R, [-6.0, np.nan])
+
+
+def test_a_reply_of_a_server_is_found_in_a_row(tmp_path: Path) -> None:
+    reply = {
+        "choices": [{"message": {"content": "y"}, "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.0}]}}],
+        "usage": {"completion_tokens": 2},
+    }
+    for row in (reply, {"response": reply}, {"response": {"status_code": 200, "body": reply}}):
+        table = read_rollouts(write(tmp_path / "a.jsonl", [row]))
+        assert (table.log_probs_R, table.lengths_R) == ([-1.5], [2])

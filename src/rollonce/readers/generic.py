@@ -18,6 +18,9 @@ from rollonce.readers.probe import Probe
 from rollonce.readers.tabular import csv_blocks, parquet_blocks
 from rollonce.readers.values import keys_of, kind_of, lookup
 
+# Where a row of one's own keeps the reply of an OpenAI-compatible server (the last is the batch API's).
+_REPLIES = ("", "response.", "completion.", "response.body.")
+
 # The usual names, the likeliest first. `id` and `uid` are left out on purpose: as often as not they number the rows.
 USUAL: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt", "input_prompt", "question", "problem", "query", "instruction", "input", "prompt_text"),
@@ -32,9 +35,18 @@ USUAL: dict[str, tuple[str, ...]] = {
         "completion_tokens",
         "output_tokens",
         "num_output_tokens",
+        *(f"{reply}usage.completion_tokens" for reply in _REPLIES),
     ),
     "step": ("step", "training_step", "train_step", "global_step", "iteration"),
-    "log_prob": ("log_prob", "log_probs", "logprob", "logprobs", "cumulative_logprob", "sum_logprob"),
+    "log_prob": (
+        "log_prob",
+        "log_probs",
+        "logprob",
+        "logprobs",
+        "cumulative_logprob",
+        "sum_logprob",
+        *(f"{reply}choices.0.logprobs" for reply in _REPLIES),
+    ),
 }
 _FLAGS = {"prompt": "--prompt-key", "reward": "--reward-key"}
 
@@ -93,7 +105,7 @@ class Generic(Format):
             if named is None and what == "reward":
                 named = self.options.reward
             if named is None:
-                named = next((k for k in usual if k in record), None)
+                named = next((k for k in usual if k in record or ("." in k and lookup(record, k) is not None)), None)
             if named is None and what in _FLAGS:
                 raise InputError(
                     f"no key for the {what}: none of the usual names ({', '.join(usual)}); {keys_of(record)}. "

@@ -14,6 +14,7 @@ from typing import Any
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.readers.base import Format, Row
 from rollonce.readers.jsonl import Reject, Tell
+from rollonce.readers.log_probs import per_token
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 from rollonce.readers.values import kind_of
@@ -79,6 +80,7 @@ class Inspect(Format):
             task,
             f"{self._run}/{record['epoch']}",
             record["length"],
+            log_prob=record["log_probs"],
         )
 
 
@@ -89,6 +91,12 @@ def _plain(sample: Any) -> dict[str, Any]:
     if not isinstance(text, str):
         text = [{"role": m.role, "content": m.text} for m in text]
     usage = [u.output_tokens for u in (sample.model_usage or {}).values()]
+    length = sum(usage) if usage else None
+    # The log has the last model call's log-probabilities alone; they are the rollout's where it was the only call.
+    choice = sample.output.choices[0] if sample.output and sample.output.choices else None
+    log_probs = None if choice is None or choice.logprobs is None else per_token(choice.logprobs.model_dump())
+    if log_probs is not None and length is not None and abs(length - len(log_probs)) > 1:
+        log_probs = None
     return {
         "id": sample.id,
         "epoch": sample.epoch,
@@ -97,7 +105,8 @@ def _plain(sample: Any) -> dict[str, Any]:
         "metadata": sample.metadata or {},
         "scores": {name: score.value for name, score in (sample.scores or {}).items()},
         "error": sample.error.message if sample.error else None,
-        "length": sum(usage) if usage else None,
+        "length": length,
+        "log_probs": log_probs,
     }
 
 

@@ -7,7 +7,7 @@ chats, ``token_logprobs`` of completions), and a list of objects with ``logprob`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,19 @@ def summed(value: Any, n_tokens: float = math.nan) -> tuple[float, float]:
             "(--log-prob-key, --length-key), or say length_key='' if the length does not count tokens"
         )
     return total, float(len(value)) if math.isnan(n_tokens) else n_tokens
+
+
+def summed_over_calls(calls: Iterable[Any]) -> tuple[float | None, int | None]:
+    """The sum over a rollout's model calls and the number of their tokens; None where a call has no log-probabilities.
+
+    Raises:
+        InputError: as `summed`.
+    """
+    lists = [per_token(call) for call in calls]
+    if not lists or not all(isinstance(tokens, list) and tokens for tokens in lists):
+        return None, None
+    tokens = [token for tokens in lists for token in tokens]
+    return summed(tokens)[0], len(tokens)
 
 
 def sums_of_block(

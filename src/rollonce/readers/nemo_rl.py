@@ -14,6 +14,7 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Format, Row
+from rollonce.readers.log_probs import summed
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 
@@ -50,7 +51,18 @@ class NemoRl(Format):
             raise InputError("'content' is not a list of messages, so prompt and response cannot be told apart")
         reward = _only(record.get("filtered_rewards", record["rewards"]))
         mask = _only(record["token_loss_mask"]) if "token_loss_mask" in record else None
-        yield Row(content[0], reward, length=sum(mask) if mask is not None else None, step=self._step)
+        length = sum(mask) if mask is not None else None
+        yield Row(content[0], reward, length=length, step=self._step, log_prob=_log_prob(record, mask))
+
+
+def _log_prob(record: dict[str, Any], mask: list[float] | None) -> float | None:
+    """``generation_logprobs`` has one number for each token of the sequence, 0 where nothing was sampled."""
+    if "generation_logprobs" not in record:
+        return None
+    log_probs = _only(record["generation_logprobs"])
+    if mask is not None:
+        log_probs = [log_prob for log_prob, sampled in zip(log_probs, mask, strict=False) if sampled]
+    return summed(log_probs)[0]
 
 
 def _only(value: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Format, Row
+from rollonce.readers.log_probs import summed_over_calls
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 from rollonce.rollouts import render_messages
@@ -78,13 +79,17 @@ class Verifiers(Format):
         env = (episode.get("env") or {}).get("id") or ours.get("env_name") or ""
         key = task.get("key") or task.get("hash")
         step = work.get("step", ours.get("step", self._step))
+        log_prob, n_tokens = summed_over_calls(
+            _sampled_log_probs(n) for n in trace.get("nodes") or () if n.get("sampled")
+        )
         yield Row(
             prompt_of(data, trace),
             _reward(trace, self.options.reward),
             f"{env}/{key}" if key and env else key,
             trace.get("id"),
-            trace.get("num_output_tokens"),
+            trace.get("num_output_tokens", n_tokens),
             step,
+            log_prob,
         )
 
 
@@ -157,11 +162,15 @@ def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str
         else record.get(reward_name, (record.get("metrics") or {}).get(reward_name))
     )
     usage = record.get("token_usage") or {}
+    log_prob, n_tokens = summed_over_calls(
+        (turn.get("tokens") or {}).get("completion_logprobs") for turn in record.get("trajectory") or ()
+    )
     return Row(
         record["prompt"],
         reward,
         f"{environment}/{task}" if environment and task is not None else task,
-        length=usage.get("output_tokens"),
+        length=usage.get("output_tokens", n_tokens),
+        log_prob=log_prob,
     )
 
 
@@ -186,6 +195,14 @@ def prompt_of(data: dict[str, Any], trace: dict[str, Any]) -> str:
         return render_messages(messages)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     return render_messages([{"role": "system", "content": system}, *messages] if system else messages)
+
+
+def _sampled_log_probs(node: dict[str, Any]) -> Any:
+    """The log-probabilities of a node's sampled tokens; where there is one for each token, its mask says which."""
+    log_probs, mask = node.get("logprobs"), node.get("mask")
+    if log_probs and mask and len(log_probs) == len(mask):
+        return [log_prob for log_prob, sampled in zip(log_probs, mask, strict=True) if sampled]
+    return log_probs
 
 
 def _reward(trace: dict[str, Any], name: str | None) -> float:

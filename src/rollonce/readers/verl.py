@@ -16,6 +16,9 @@ from typing import Any
 from rollonce.readers.base import Format, Row
 from rollonce.readers.probe import Probe
 
+# The name of the sampler's log-probabilities in verl's batches. verl's own dumps leave them out; a reward function that
+# returns them, one list per rollout, adds them to the dump.
+_LOG_PROBS = "rollout_log_probs"
 _SESSION = re.compile(r"^(.+_\d+)_(\d+)$")
 
 
@@ -36,8 +39,16 @@ class Verl(Format):
 
     def merge(self, first: Any, last: Any) -> Any:
         """Several outputs of one session: the prompt that it began with, the score that it ended with."""
-        return {**last, "input": first["input"]}
+        outputs = (first.get(_LOG_PROBS), last.get(_LOG_PROBS))
+        log_probs = None if None in outputs else [token for tokens in outputs for token in tokens]
+        return {**last, "input": first["input"], _LOG_PROBS: log_probs}
 
     def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
-        yield Row(record["input"], record["score"], rollout=self.same_rollout(record), step=record.get("step"))
+        yield Row(
+            record["input"],
+            record["score"],
+            rollout=self.same_rollout(record),
+            step=record.get("step"),
+            log_prob=record.get(_LOG_PROBS),
+        )

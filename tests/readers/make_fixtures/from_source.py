@@ -56,7 +56,7 @@ def main():
                 "token_loss_mask": [mask],
                 "sample_loss_mask": [1.0],
                 "advantages": [[0.0] * 4],
-                "generation_logprobs": [[0.0] * 4],
+                "generation_logprobs": [[-(j + 1) / 4 * m for j, m in enumerate(mask)]],
                 "prev_logprobs": [[0.0] * 4],
                 "idx": i,
             }

@@ -1,13 +1,14 @@
 """``python inspect_log.py`` with inspect-ai 0.3.285: a real evaluation of a mock model, three epochs of two samples,
-two scorers."""
+two scorers; and one sample whose model gives log-probabilities, once in one call and once in the last of two."""
 
 import shutil
 from pathlib import Path
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ModelUsage, get_model
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser, Logprob, Logprobs, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import exact, match
+from inspect_ai.solver import solver
 
 OUT = Path(__file__).resolve().parents[1] / "fixtures" / "inspect"
 
@@ -32,4 +33,35 @@ def main():
     path.rename(OUT / "sums.eval")
 
 
-main()
+@solver
+def ask_twice():
+    """The second epoch is a conversation of two turns."""
+
+    async def solve(state, generate):
+        state = await generate(state)
+        if state.epoch == 2:
+            state.messages.append(ChatMessageUser(content="Sure?"))
+            state = await generate(state)
+        return state
+
+    return solve
+
+
+def with_log_probs():
+    out = OUT.with_name("inspect_log_probs")
+    shutil.rmtree(out, ignore_errors=True)
+    outputs = [ModelOutput.from_content("mockllm/model", "2") for _ in range(3)]
+    for i, output in enumerate(outputs):
+        output.usage = ModelUsage(input_tokens=5, output_tokens=3, total_tokens=8)
+        tokens = [Logprob(token=t, logprob=-(j + 1) / 4 - i) for j, t in enumerate("2!?")]
+        output.choices[0].logprobs = Logprobs(content=tokens)
+    model = get_model("mockllm/model", custom_outputs=outputs)
+    task = Task(dataset=[Sample(input="1+1=?", target="2")], solver=ask_twice(), scorer=exact(), epochs=2, name="sums")
+    eval(task, model=model, log_dir=str(out), max_samples=1, display="none")
+    (path,) = out.glob("*.eval")
+    path.rename(out / "sums.eval")
+
+
+if __name__ == "__main__":
+    main()
+    with_log_probs()
