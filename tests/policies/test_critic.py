@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.policies import TransformersPolicy  # noqa: E402
-from rollonce.policies.critic import TokenCritic, gae, value_loss  # noqa: E402
+from rollonce.policies.critic import CriticValues, TokenCritic, gae, value_loss  # noqa: E402
 from rollonce.policies.objective import k3_BT, loss_weights  # noqa: E402
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
@@ -84,7 +84,9 @@ def test_a_network_critic_learns_in_float32_under_bfloat16_weights(llama):
 
 def test_the_first_step_is_a_change_from_the_mean_reward(monkeypatch):
     """Clipping at 0.2 around zeros would let half of the targets pull and the other half not."""
-    from rollonce.training.advantages import Arm
+    from rollonce.training.arms.base import StepAdvantages
+    from rollonce.training.arms.critic import CriticArm
+    from rollonce.training.config import CriticConfig
 
     seen = {}
 
@@ -94,16 +96,15 @@ def test_the_first_step_is_a_change_from_the_mean_reward(monkeypatch):
         def start(self, mean):
             self.mean = mean
 
-        def learn(self, samples, old_BT, targets_BT):
-            seen.update(old=old_BT, targets=targets_BT)
+        def learn(self, samples, old, targets_BT):
+            seen.update(old=old.values_BT, targets=targets_BT)
             return 0.0
 
-    arm = Arm.__new__(Arm)
-    arm.baseline, arm.critic = None, Spy()
-    arm.config = SimpleNamespace(arm=SimpleNamespace(critic=SimpleNamespace(discount=1.0, gae_lambda=0.5)))
+    config = SimpleNamespace(arm=SimpleNamespace(critic=CriticConfig(gae_lambda=0.5)))
+    arm = CriticArm(config, SimpleNamespace(token_critic=lambda settings: Spy()), None)
     mask_BT = torch.tensor([[True, True], [True, False]])
-    arm._values_BT = torch.zeros(2, 2)
-    arm.learn(SimpleNamespace(rewards_B=np.array([1.0, 0.0])), SimpleNamespace(response_mask_BT=mask_BT))
+    judged = StepAdvantages(np.zeros((2, 2)), np.zeros(2), CriticValues(torch.zeros(2, 2), None))
+    arm.learn(SimpleNamespace(rewards_B=np.array([1.0, 0.0])), SimpleNamespace(response_mask_BT=mask_BT), judged)
     assert seen["old"].tolist() == [[0.5, 0.5], [0.5, 0.0]]
     # Rollout 1: delta_1 = 1 - .5, A_0 = (.5 - .5) + .5 * .5; targets are A + V. Rollout 2: 0 - .5.
     assert seen["targets"].tolist() == [[0.75, 1.0], [0.0, 0.0]]

@@ -19,7 +19,7 @@ from rollonce.errors import InputError
 from rollonce.experiments.dense import dense
 from rollonce.tasks import Task, TaskSet, TaskSplits
 from rollonce.training.config import RunConfig, validated
-from rollonce.training.learner import make_learner
+from rollonce.training.learners import make_learner
 from rollonce.training.loop import train
 
 STEPS = 3

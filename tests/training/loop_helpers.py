@@ -56,6 +56,7 @@ def everything(directory: Path) -> dict[str, Any]:
 
     return {
         "metrics": metrics(directory),
+        "rollouts": (directory / "rollouts.jsonl").read_text(),
         "evaluations": {p.name: p.read_text() for p in sorted((directory / "evaluations").glob("*.jsonl"))},
         "state": plain(state),
         "result": json.loads((directory / "result.json").read_text()),

@@ -179,10 +179,15 @@ def test_with_one_process_that_dies_another_takes_over(tmp_path, capsys, monkeyp
 
 def test_a_fault_in_one_arm_leaves_the_others_be(tmp_path, capsys, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nif 'rollonce.training.worker' in ' '.join(sys.orig_argv):\n    from rollonce.training import "
-        "learner\n    real = learner.LocalLearner.__init__\n    def init(self, config, policy=None):\n        if "
-        "config.arm.baseline == 'loo':\n            raise RuntimeError('CUDA out of memory, says a stand-in')\n        "
-        "real(self, config, policy)\n    learner.LocalLearner.__init__ = init\n"
+        "import sys\n"
+        "if 'rollonce.training.worker' in ' '.join(sys.orig_argv):\n"
+        "    from rollonce.training.learners import local\n"
+        "    real = local.LocalLearner.__init__\n"
+        "    def init(self, config, policy=None):\n"
+        "        if config.arm.baseline == 'loo':\n"
+        "            raise RuntimeError('CUDA out of memory, says a stand-in')\n"
+        "        real(self, config, policy)\n"
+        "    local.LocalLearner.__init__ = init\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out = tmp_path / "out"

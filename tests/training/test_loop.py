@@ -21,10 +21,20 @@ from rollonce.baselines import Batch, LeaveOneOut, published_tfidf  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.policies import load_embedded  # noqa: E402
 from rollonce.policies.critic import TokenCritic  # noqa: E402
+from rollonce.readers import read_rollouts  # noqa: E402
+from rollonce.run_directory import (  # noqa: E402
+    PARTS,
+    EvaluationRecord,
+    RolloutRecord,
+    StepRecord,
+    evaluation_file,
+)
 from rollonce.training import loop as loop_module  # noqa: E402
-from rollonce.training.advantages import Arm  # noqa: E402
+from rollonce.training.arms.baseline import BaselineArm  # noqa: E402
+from rollonce.training.arms.make import make_arm  # noqa: E402
 from rollonce.training.evaluation import evaluate_items  # noqa: E402
-from rollonce.training.learner import LocalLearner, Update  # noqa: E402
+from rollonce.training.learners import Update  # noqa: E402
+from rollonce.training.learners.local import LocalLearner  # noqa: E402
 from rollonce.training.loop import train  # noqa: E402
 from rollonce.training.rolling import roll, step_tasks, tasks_of, view  # noqa: E402
 
@@ -82,7 +92,7 @@ def test_all_arms_see_the_same_tasks_and_first_rollouts_and_only_the_advantages_
         tasks = list(step_tasks(splits.train, 8, 1, 0))
         rewards_B, samples, _ = roll(learner, tasks, config, [0, 11, 1])
         batch = Batch(view(tasks), rewards_B)
-        advantages, _ = Arm(config, learner, splits.train, splits.train.as_tasks()).advantages(batch, samples)
+        advantages = make_arm(config, learner, splits.train).advantages(batch, samples).advantages
         seen[name] = (samples.texts, rewards_B, advantages)
     r = seen["none"][1]
     assert all(texts == seen["none"][0] and (rewards == r).all() for texts, rewards, _ in seen.values())
@@ -170,7 +180,7 @@ def test_lag_samples_from_the_policy_of_so_many_steps_ago(tmp_path, splits):
 def test_the_oracle_knows_the_tasks_to_come_and_is_not_on_the_clock(tmp_path, splits):
     config = small_run(ARMS["oracle"], steps=3)
     learner = LocalLearner(config)
-    arm = Arm(config, learner, splits.train, splits.train.as_tasks())
+    arm = make_arm(config, learner, splits.train)
     arm.before(1)
     known = set(arm.oracle.means)
     assert known == {t.id for k in (1, 2) for t in step_tasks(splits.train, 8, k, 0)}
@@ -191,6 +201,42 @@ def test_shadow_scores_are_mean_squared_advantages_of_the_same_rollouts(tmp_path
         n = 8
         # 0/1 rewards: the LOO mean squared advantage is (n / (n - 1))^2 of the batch's variance.
         assert row["shadow"]["loo"]["mean_square_advantage"] == pytest.approx((n / (n - 1)) ** 2 * r * (1 - r))
+
+
+def test_what_is_written_is_what_the_schema_says(tmp_path, splits):
+    """One schema for the writer and the reader; the log of rollouts is a calibration file like any other."""
+    config = small_run(ARMS["loo"], steps=3)
+    train(config, tmp_path, splits=splits)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(row.keys() == StepRecord.__annotations__.keys() for row in rows)
+    assert all(tuple(row["cpu_seconds"]) == tuple(row["wall_seconds"]) == PARTS for row in rows)
+    answers = [json.loads(line) for line in evaluation_file(tmp_path, 0).read_text().splitlines()]
+    assert all(answer.keys() == EvaluationRecord.__annotations__.keys() for answer in answers)
+    rollouts = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert all(rollout.keys() == RolloutRecord.__annotations__.keys() for rollout in rollouts)
+    for row in rows:
+        mine = [r for r in rollouts if r["step"] == row["step"]]
+        assert np.mean([r["reward"] for r in mine]) == pytest.approx(row["reward"])
+        assert -np.mean([r["log_prob"] for r in mine]) == pytest.approx(row["surprisal"], abs=1e-4)
+        assert sum(r["response_tokens"] for r in mine) == row["tokens"]
+    read = read_rollouts(str(tmp_path / "rollouts.jsonl"))
+    assert (read.n_rollouts, list(np.unique(read.steps_R))) == (24, [1, 2, 3])
+    # The first step's log-probabilities, worked out apart from the loop by the start policy that sampled them.
+    tasks = list(step_tasks(splits.train, 8, 1, 0))
+    samples = LocalLearner(config).sample(
+        [t.prompt for t in tasks], max_new_tokens=20, temperature=1.0, seed=[0, 11, 1]
+    )
+    expected_B = load_embedded().log_probs(samples).sum(dim=1)
+    assert [r["log_prob"] for r in rollouts[:8]] == pytest.approx(expected_B.tolist(), abs=1e-3)
+
+
+def test_a_run_from_before_a_setting_existed_goes_on_with_its_default(tmp_path, splits):
+    stop = threading.Event()
+    train(small_run(steps=4), tmp_path, splits=splits, stop=stop, on_step=lambda record: stop.set())
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["train"]["log_rollouts"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert train(small_run(steps=4), tmp_path, splits=splits).status == "done"
 
 
 # What a bad day does
@@ -218,7 +264,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_state(tmp_pat
 def test_a_step_whose_loss_is_not_finite_teaches_the_baseline_nothing(tmp_path, splits):
     config = small_run({"baseline": "loo_window"}, steps=4)
     train(config, tmp_path, splits=splits, learner=Broken(config))
-    arm = Arm(config, LocalLearner(config), splits.train, splits.train.as_tasks())
+    arm = make_arm(config, LocalLearner(config), splits.train)
     arm.load_state(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["arm"])
     assert len(arm.baseline.history) == 8  # step 1's, and not those of step 2, which was not made
 
@@ -288,13 +334,13 @@ def test_while_a_critic_warms_up_adam_does_not_move_either(tmp_path, splits):
 
 def test_the_audited_weights_are_those_that_were_used(tmp_path, splits, monkeypatch):
     seen = []
-    real = Arm.self_weight_max
+    real = BaselineArm.self_weight_max
 
     def spy(self, batch):
         seen.append((len(self.baseline.history), self.baseline.weights(batch).shape))
         return real(self, batch)
 
-    monkeypatch.setattr(Arm, "self_weight_max", spy)
+    monkeypatch.setattr(BaselineArm, "self_weight_max", spy)
     train(small_run({"baseline": "loo_window"}, steps=2, train={"audit_weights": True}), tmp_path, splits=splits)
     assert seen == [(0, (8, 8)), (8, (8, 16))]
     assert [row["self_weight_max"] for row in metrics(tmp_path)] == [0.0, 0.0]
@@ -310,7 +356,7 @@ from pathlib import Path
 from loop_helpers import small_run
 from rollonce.errors import InputError
 from rollonce.training import loop
-from rollonce.training.learner import LocalLearner
+from rollonce.training.learners.local import LocalLearner
 config = small_run(steps=1)
 learner = LocalLearner(config)
 save = learner.save
@@ -372,7 +418,10 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_old_checkpoint(tmp_path, split
         return real(fd)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match="disk is full; free some space and give the same command again"):
+    with pytest.raises(
+        InputError,
+        match="disk is full: free some space and give the same command again; it goes on from the last checkpoint",
+    ):
         train(small_run(steps=8), tmp_path / "full", splits=splits)
     monkeypatch.undo()
     assert not list((tmp_path / "full").glob(".*.tmp"))
@@ -470,17 +519,16 @@ def test_a_critic_is_trained_on_past_steps_only(splits):
     policy = load_embedded()
     critic = TokenCritic(policy, kind="head", epochs=2)
     samples = policy.sample([t.prompt for t in splits.train[:8]], max_new_tokens=12, generator=1)
-    before = critic.values(samples)
-    assert not before.any()
+    assert not critic.values(samples).values_BT.any()
     critic.start(0.25)
     critic.start(0.75)  # once only
     values = critic.values(samples)
-    torch.testing.assert_close(values, 0.25 * samples.response_mask_BT.float())
+    torch.testing.assert_close(values.values_BT, 0.25 * samples.response_mask_BT.float())
     start = {k: v.clone() for k, v in policy.state_dict().items()}
-    critic.learn(samples, values, torch.ones_like(values) * samples.response_mask_BT)
-    after = critic.values(samples)
+    critic.learn(samples, values, torch.ones_like(values.values_BT) * samples.response_mask_BT)
+    after_BT = critic.values(samples).values_BT
     mask = samples.response_mask_BT
-    assert (after[mask].mean() > values[mask].mean()).item()
+    assert (after_BT[mask].mean() > values.values_BT[mask].mean()).item()
     assert all(torch.equal(start[k], v) for k, v in policy.state_dict().items())
 
 
@@ -496,7 +544,7 @@ def test_a_value_network_starts_as_the_policy_and_leaves_it_alone(splits):
     assert all(torch.equal(start[k], v) for k, v in policy.state_dict().items())
     other = TokenCritic(policy, kind="network", epochs=1, learning_rate=1e-3)
     other.load_state_dict(critic.state_dict())
-    torch.testing.assert_close(other.values(samples), critic.values(samples), rtol=0, atol=0)
+    torch.testing.assert_close(other.values(samples).values_BT, critic.values(samples).values_BT, rtol=0, atol=0)
     with pytest.raises(InputError, match="'head' or a 'network'"):
         TokenCritic(policy, kind="tail")
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from loop_helpers import metrics, small_run  # noqa: E402
 
 from rollonce.errors import MissingExtraError  # noqa: E402
-from rollonce.training import metrics as metrics_module  # noqa: E402
+from rollonce.training import run_log as run_log_module  # noqa: E402
 
 CHILD = """
 import sys
@@ -124,6 +124,6 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(metrics_module.importlib, "import_module", absent)
+    monkeypatch.setattr(run_log_module.importlib, "import_module", absent)
     with pytest.raises(MissingExtraError, match=r"rollonce\[trackio\]"):
-        metrics_module.trackers(small_run(track={"to": ["trackio"]}), tmp_path)
+        run_log_module.trackers(small_run(track={"to": ["trackio"]}), tmp_path)

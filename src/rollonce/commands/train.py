@@ -75,7 +75,8 @@ def run(args: Args) -> int:
 
     run_config = chosen_run(args.config, args.arm, args.seed)
     need_extra()
-    from rollonce.training.loop import INTERRUPTED, train
+    from rollonce.run_directory import INTERRUPTED
+    from rollonce.training.loop import train
 
     directory = Path(args.out or f"runs/{run_config.name}-seed{run_config.seed}")
     steps = run_config.train.steps

@@ -7,7 +7,7 @@ V(s_t) knows the prompt and the tokens sampled so far, so the advantage of the f
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,19 @@ def value_loss(
     return 0.5 * (error_BT * mask_BT).sum() / n_tokens
 
 
+class CriticValues(NamedTuple):
+    """What a critic says of a batch before it learns from it.
+
+    Attributes:
+        values_BT: V before each response token, without gradient, on the CPU; 0 in the padding.
+        hidden: The policy's hidden states that a head read, one tensor per micro-batch: what it will learn from after
+            the policy has moved. None for a network, which makes its own.
+    """
+
+    values_BT: Tensor
+    hidden: list[Tensor] | None
+
+
 class TokenCritic:
     """Values for every token, learned from the rewards of past steps; Adam of its own.
 
@@ -112,7 +125,6 @@ class TokenCritic:
         nn.init.zeros_(self.head[-1].bias)  # type: ignore[arg-type]
         self.head.to(policy.device)
         self.started = False
-        self._seen: tuple[Samples, list[Tensor]] | None = None
         self.optimizer = torch.optim.Adam(self.parameters(), lr=learning_rate, betas=(0.9, 0.95))
 
     def parameters(self) -> list[nn.Parameter]:
@@ -138,8 +150,8 @@ class TokenCritic:
     def _values_of(self, hidden_BTD: Tensor) -> Tensor:
         return self.head(hidden_BTD).squeeze(-1)
 
-    def values(self, samples: Samples) -> Tensor:
-        """V before each response token (B, T), without gradient, on the CPU; 0 in the padding."""
+    def values(self, samples: Samples) -> CriticValues:
+        """V before each response token (B, T), and what it was read from."""
         out_BT = torch.zeros(samples.response_mask_BT.shape)
         kept = []
         with torch.no_grad():
@@ -147,32 +159,27 @@ class TokenCritic:
                 kept.append(self._hidden(part))
                 values = self._values_of(kept[-1]).cpu().float() * part.response_mask_BT
                 out_BT[index, : values.shape[1]] = values
-        self._seen = (samples, kept) if self.network is None else None
-        return out_BT
+        return CriticValues(out_BT, kept if self.network is None else None)
 
-    def learn(self, samples: Samples, old_BT: Tensor, targets_BT: Tensor) -> float:
+    def learn(self, samples: Samples, old: CriticValues, targets_BT: Tensor) -> float:
         """Several updates on one batch; returns the value loss before them (half a squared reward).
 
-        The head's inputs do not move while it learns: they are those that `values` saw, before the policy's update.
+        Args:
+            samples: The batch.
+            old: What `values` said of it: a head's inputs do not move while it learns, and are those of before the
+                policy's update.
+            targets_BT: What the values should have been.
         """
-        parts = list(samples.split(self.rows))
-        kept = None
-        if self.network is None:
-            kept = (
-                self._seen[1]
-                if self._seen is not None and self._seen[0] is samples
-                else [self._hidden(part) for _, part in parts]
-            )
-            self._seen = None
+        parts, kept = list(samples.split(self.rows)), old.hidden
         n_tokens, first = samples.n_tokens, 0.0
         for epoch in range(self.epochs):
             self.optimizer.zero_grad(set_to_none=True)
             for k, (index, part) in enumerate(parts):
                 hidden = kept[k] if kept is not None else self._hidden(part)
                 T, device = part.response_mask_BT.shape[1], hidden.device
-                old, target = old_BT[index, :T].to(device), targets_BT[index, :T].to(device)
+                before, target = old.values_BT[index, :T].to(device), targets_BT[index, :T].to(device)
                 mask = part.response_mask_BT.to(device)
-                loss = value_loss(self._values_of(hidden), old, target, mask, n_tokens=n_tokens, clip=self.clip)
+                loss = value_loss(self._values_of(hidden), before, target, mask, n_tokens=n_tokens, clip=self.clip)
                 loss.backward()
                 first += float(loss.detach()) if epoch == 0 else 0.0
             nn.utils.clip_grad_norm_(self.parameters(), 1.0)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
+from rollonce.files import write_json_file
+from rollonce.run_directory import CONFIG_FILE, INTERRUPTED, PLAN_FILE, ArmPlan, ComparisonPlan, run_folder
 from rollonce.training.config import ExperimentConfig, RunConfig
-from rollonce.training.files import finished, same_config, write_json
+from rollonce.training.files import result_of, same_config
 from rollonce.training.loading import runs_of
 
 
@@ -34,7 +36,7 @@ class Progress(NamedTuple):
     running: list[str]
 
 
-class Outcome(NamedTuple):
+class ComparisonOutcome(NamedTuple):
     """How a comparison ended.
 
     Attributes:
@@ -48,14 +50,9 @@ class Outcome(NamedTuple):
     interrupted: bool
 
 
-def run_directory(out: Path, run: RunConfig) -> Path:
-    """Where a run of a comparison lies."""
-    return out / "runs" / run.name / f"seed{run.seed}"
-
-
 def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -> None:
     """``compare.json``: the arms as they are run, what they share, and the seeds."""
-    arms: dict[str, Any] = {}
+    arms: dict[str, ArmPlan] = {}
     for run in runs:
         arms[run.name] = {
             "arm": run.name.partition("@")[0],
@@ -64,18 +61,18 @@ def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -
             "rollouts_per_step": run.train.rollouts,
             "learning_rate": run.learning_rate,
         }
-    plan = {
+    plan: ComparisonPlan = {
         "arms": arms,
         "seeds": list(config.compare.seeds),
         "steps": config.train.steps,
         "reference": config.compare.reference,
         "seed_means": "the order of tasks and the stream of samples; the start policy is the same for all",
-        "config": json.loads(config.model_dump_json()),
+        "config": config.model_dump(mode="json"),
     }
-    write_json(out / "compare.json", plan)
+    write_json_file(out / PLAN_FILE, plan, make_parents=True)
 
 
-def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None] | None = None) -> Outcome:
+def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None] | None = None) -> ComparisonOutcome:
     """Run every arm with every seed that has no result yet.
 
     Args:
@@ -89,11 +86,11 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
     """
     runs = runs_of(config)
     for run in runs:
-        directory = run_directory(out, run)
-        if (directory / "config.json").exists():
+        directory = run_folder(out, run.name, run.seed)
+        if (directory / CONFIG_FILE).exists():
             same_config(run, directory)
     write_plan(config, out, runs)
-    waiting = [run for run in runs if finished(run_directory(out, run)) is None]
+    waiting = [run for run in runs if result_of(run_folder(out, run.name, run.seed)) is None]
     outcome = _Pool(waiting, out, len(runs), config.train.steps, tell).run(
         config.compare.processes or os.cpu_count() or 1
     )
@@ -121,7 +118,7 @@ class _Worker:
 
     def start(self, run: RunConfig, out: Path) -> None:
         self.run, self.step = run, 0
-        job = {"config": run.model_dump(mode="json"), "directory": str(run_directory(out, run))}
+        job = {"config": run.model_dump(mode="json"), "directory": str(run_folder(out, run.name, run.seed))}
         assert self.process.stdin is not None
         self.process.stdin.write((json.dumps(job) + "\n").encode())
         self.process.stdin.flush()
@@ -141,7 +138,7 @@ class _Pool:
         self.interrupted = False
         self.workers: list[_Worker] = []
 
-    def run(self, processes: int) -> Outcome:
+    def run(self, processes: int) -> ComparisonOutcome:
         with selectors.DefaultSelector() as selector:
             for _ in range(min(processes, len(self.waiting))):
                 self._hire(selector)
@@ -170,7 +167,7 @@ class _Pool:
                         worker.close()
         for worker in self.workers:
             worker.process.wait()
-        return Outcome(self.done, self.errors, self.interrupted)
+        return ComparisonOutcome(self.done, self.errors, self.interrupted)
 
     def _hire(self, selector: selectors.BaseSelector) -> None:
         """One more process, for the next run that waits."""
@@ -206,7 +203,7 @@ class _Pool:
         if event["event"] == "error":
             self.errors.append(f"{run.name} seed {run.seed}: {event['message']}")
             self._skip_if_never_begun(worker, run)
-        elif event["result"]["status"] != "interrupted":
+        elif event["result"]["status"] != INTERRUPTED:
             self.done += 1
         worker.run = None
         if self.waiting and not self.interrupted:
@@ -248,11 +245,12 @@ def check_start(config: ExperimentConfig) -> None:
     Raises:
         InputError: tasks, policy or a baseline that cannot be had.
     """
-    from rollonce.training.arms import make_baseline
+    from rollonce.training.arms import ORACLE
+    from rollonce.training.arms.baseline import make_baseline
     from rollonce.training.rolling import tasks_of
 
     if config.policy.engine == "local":
-        from rollonce.training.learner import check_device
+        from rollonce.training.learners.local import check_device
 
         check_device(config.policy)
     splits = tasks_of(config.tasks)
@@ -262,6 +260,8 @@ def check_start(config: ExperimentConfig) -> None:
                 f"arm {name!r} needs {config.train.rollouts // arm.group_size} different tasks a step, but there are "
                 f"{len(splits.train)}"
             )
+        if arm.critic is not None or arm.baseline == ORACLE:
+            continue
         try:
             make_baseline(arm, splits.train.as_tasks())
         except InputError as error:

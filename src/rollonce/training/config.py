@@ -172,6 +172,8 @@ class TrainConfig(Section):
         checkpoint_every: Steps between checkpoints; a killed run repeats at most so many.
         kl_every: Steps between measurements of the KL to the start policy (an extra forward pass); 0 never.
         shadow: Baselines scored beside the arm's own on the same rollouts, without touching the training.
+        log_rollouts: Write every rollout's task, reward, summed log-probability and length to ``rollouts.jsonl``, which
+            ``rollonce score`` and ``rollonce watch`` read.
         audit_weights: Log the largest weight of a rollout's own reward in its baseline (computes the weights once
             more).
         collapse_truncated, collapse_entropy, collapse_steps: The run counts as collapsed, and stops, when for so many
@@ -191,6 +193,7 @@ class TrainConfig(Section):
     checkpoint_every: Count = 10
     kl_every: Natural = 10
     shadow: tuple[str, ...] = ("loo", "gs1_tfidf", "gs1_buckets")
+    log_rollouts: bool = True
     audit_weights: bool = False
     collapse_truncated: Share = 0.95
     collapse_entropy: Annotated[float, Field(ge=0)] = 1e-4

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from rollonce.files import plain_json, write_whole_file
+from rollonce.run_directory import EvaluationRecord, evaluation_file
 from rollonce.tasks import Task, TaskSet, grade
 from rollonce.training.config import EvaluationConfig, RunConfig
-from rollonce.training.files import finite, write_whole
-from rollonce.training.learner import Learner
+from rollonce.training.files import GOES_ON
+from rollonce.training.learners.base import Learner
 
 _HOLDOUT, _TEST = 1, 2  # seeds of the evaluations' streams
 
@@ -23,29 +24,29 @@ def family_of(task: Task) -> str:
 
 def evaluate_items(
     learner: Learner, tasks: Sequence[Task], config: RunConfig, *, split: str, mode: str, repeats: int, step: int
-) -> Iterator[dict[str, Any]]:
-    """One record a rollout: task_id, family, split, mode, repeat, reward, truncated, tokens, failure.
+) -> Iterator[EvaluationRecord]:
+    """One record per answer. Greedily, each task is answered once.
 
-    Greedy rollouts are one a task. The stream of samples depends on split, step and the run's seed: arms of one seed
-    have the same luck, so that their difference is of the arms; seeds have luck of their own, so that a mean over seeds
-    averages it out. The start policy is the same for all seeds, and evaluated once.
+    The stream of samples depends on split, step and the run's seed: arms of one seed have the same luck, so that their
+    difference is of the arms; seeds have luck of their own, so that a mean over seeds averages it out. The start policy
+    is the same for all seeds, and evaluated once.
     """
     stream = _HOLDOUT if split == "holdout" else _TEST
     luck = [config.seed] if step else []
     rows = config.evaluation.rows
     for repeat in range(repeats if mode == "sampled" else 1):
         for start in range(0, len(tasks), rows):
-            some = list(tasks[start : start + rows])
+            asked = list(tasks[start : start + rows])
             samples = learner.sample(
-                [t.prompt for t in some],
+                [t.prompt for t in asked],
                 max_new_tokens=learner.max_new_tokens,
                 temperature=config.train.temperature if mode == "sampled" else 0.0,
                 seed=[config.tasks.seed, stream, step, repeat, start, *luck],
             )
             truncated = samples.truncated_B.tolist()
-            grades = grade(some, samples.texts, truncated=truncated, time_limit=config.tasks.time_limit)
+            grades = grade(asked, samples.texts, truncated=truncated, time_limit=config.tasks.time_limit)
             lengths = samples.lengths_B.tolist()
-            for k, task in enumerate(some):
+            for k, task in enumerate(asked):
                 yield {
                     "task_id": task.id,
                     "family": family_of(task),
@@ -61,10 +62,10 @@ def evaluate_items(
 
 def evaluate(
     learner: Learner, holdout: TaskSet, test: TaskSet, config: RunConfig, *, step: int, final: bool
-) -> list[dict[str, Any]]:
+) -> list[EvaluationRecord]:
     """The hold-out, sampled; and, before and after training (``final``), the test tasks, sampled and greedily."""
     e: EvaluationConfig = config.evaluation
-    records: list[dict[str, Any]] = []
+    records: list[EvaluationRecord] = []
     if len(holdout) and e.repeats:
         records += evaluate_items(
             learner, holdout, config, split="holdout", mode="sampled", repeats=e.repeats, step=step
@@ -78,18 +79,13 @@ def evaluate(
     return records
 
 
-def evaluation_file(directory: Path, step: int) -> Path:
-    """Where the evaluation after ``step`` updates lies."""
-    return directory / "evaluations" / f"step_{step:06d}.jsonl"
-
-
-def write_evaluation(directory: Path, step: int, records: Sequence[dict[str, Any]]) -> None:
+def write_evaluation(directory: Path, step: int, records: Sequence[EvaluationRecord]) -> None:
     """All records of one evaluation, whole or not at all."""
-    lines = "".join(json.dumps(finite(r), ensure_ascii=False) + "\n" for r in records)
-    write_whole(evaluation_file(directory, step), lines.encode())
+    lines = "".join(json.dumps(plain_json(r), ensure_ascii=False) + "\n" for r in records)
+    write_whole_file(evaluation_file(directory, step), lines, make_parents=True, if_it_fails=GOES_ON)
 
 
-def mean_reward(records: Sequence[dict[str, Any]], split: str, mode: str = "sampled") -> float | None:
+def mean_reward(records: Sequence[EvaluationRecord], split: str, mode: str = "sampled") -> float | None:
     """Mean over the records of a split and mode, or None."""
     rewards = [r["reward"] for r in records if r["split"] == split and r["mode"] == mode]
     return sum(rewards) / len(rewards) if rewards else None

@@ -12,31 +12,17 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from rollonce.errors import InputError
+from rollonce.files import cannot_write, plain_json, write_json_file, write_whole_file
+from rollonce.run_directory import CHECKPOINT_FILE, CONFIG_FILE, RESULT_FILE, RunResult
 
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a resumed run, sees the old one or the new one and nothing between.
-
-    Raises:
-        InputError: the disk is full or not writable; what was there stays.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        unwritable(path, error)
+GOES_ON = "it goes on from the last checkpoint"
 
 
 def write_directory(path: Path, write: Callable[[Path], object]) -> None:
@@ -57,51 +43,25 @@ def write_directory(path: Path, write: Callable[[Path], object]) -> None:
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
-            unwritable(path, error)
+            raise cannot_write(path, error, GOES_ON) from error
         if type(error).__name__ == "SafetensorError":  # the system's error comes as its text alone
             known = re.search(r"os error (\d+)", str(error))
-            unwritable(path, OSError(int(known[1]) if known else errno.EIO, str(error)))
+            system_error = OSError(int(known[1]) if known else errno.EIO, str(error))
+            raise cannot_write(path, system_error, GOES_ON) from error
         raise
 
 
-def unwritable(path: Path, error: OSError) -> NoReturn:
-    """Say in a sentence why a file could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise InputError(
-            "the disk is full; free some space and give the same command again: it goes on from the last checkpoint",
-            file=path,
-        ) from error
-    raise InputError(f"cannot be written: {error.strerror}", file=path) from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_whole` of indented JSON; NaN becomes null."""
-    write_whole(path, (json.dumps(finite(value), indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return value
-
-
 class JsonLines:
-    """A log, a JSON object a line. Opened again after a kill, a broken last line and all after ``keep`` are cut off.
+    """A log with one JSON object per line. Opened again after a kill, a broken last line is cut off.
 
     Args:
         path: The file.
-        keep: Of the lines there, keep those for which it is true, up to the first for which it is not.
+        keep: Of the lines that are there, keep those for which it is true, up to the first for which it is not.
     """
 
-    def __init__(self, path: Path, keep: Any) -> None:
+    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
         self.path = path
         kept = 0
-        self.records: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError):
             for line in path.read_bytes().splitlines(keepends=True):
                 try:
@@ -110,23 +70,22 @@ class JsonLines:
                     break
                 if not line.endswith(b"\n") or not keep(record):
                     break
-                self.records.append(record)
                 kept += len(line)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab")  # noqa: SIM115
             self._file.truncate(kept)
         except OSError as error:
-            unwritable(path, error)
+            raise cannot_write(path, error, GOES_ON) from error
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Add a line, whole."""
-        line = (json.dumps(finite(record), ensure_ascii=False) + "\n").encode()
+    def write(self, *records: Mapping[str, Any]) -> None:
+        """Add lines, whole."""
+        lines = "".join(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
         try:
-            self._file.write(line)
+            self._file.write(lines.encode("utf-8", "backslashreplace"))
             self._file.flush()
         except OSError as error:
-            unwritable(self.path, error)
+            raise cannot_write(self.path, error, GOES_ON) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -145,7 +104,7 @@ def locked(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = open(directory / ".lock", "w")  # noqa: SIM115
     except OSError as error:
-        unwritable(directory, error)
+        raise cannot_write(directory, error) from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +123,7 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_whole(directory / "checkpoint.pt", buffer.getvalue())
+    write_whole_file(directory / CHECKPOINT_FILE, buffer.getvalue(), make_parents=True, if_it_fails=GOES_ON)
 
 
 def load_checkpoint(directory: Path) -> dict[str, Any] | None:
@@ -175,7 +134,7 @@ def load_checkpoint(directory: Path) -> dict[str, Any] | None:
     """
     import torch
 
-    path = directory / "checkpoint.pt"
+    path = directory / CHECKPOINT_FILE
     if not path.exists():
         return None
     try:
@@ -187,33 +146,30 @@ def load_checkpoint(directory: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def clear(directory: Path) -> None:
-    """Remove a run to start it anew."""
-    if directory.exists():
-        shutil.rmtree(directory)
-
-
-def same_config(config: Any, directory: Path) -> None:
-    """Write ``config.json`` (a pydantic model's), or see that what is there is the same.
+def same_config(config: BaseModel, directory: Path) -> None:
+    """Write ``config.json``, or see that what is there is the same; settings that a later version added count as left
+    at their defaults.
 
     Raises:
         InputError: the directory holds a run of another configuration: naming what differs.
     """
-    path = directory / "config.json"
-    mine = json.loads(config.model_dump_json())
-    if path.exists():
-        try:
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise InputError("not JSON; move the directory away to start the run anew", file=path) from None
-        if theirs != mine:
-            odd = "; ".join(_differences(theirs, mine)) or "its keys"
-            raise InputError(
-                f"holds a run of another configuration ({odd}); choose another directory, or remove this one",
-                file=directory,
-            )
-    else:
-        write_json(path, mine)
+    path = directory / CONFIG_FILE
+    mine = config.model_dump(mode="json")
+    if not path.exists():
+        write_json_file(path, mine, make_parents=True)
+        return
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InputError("not JSON; move the directory away to start the run anew", file=path) from None
+    with contextlib.suppress(ValidationError):
+        theirs = type(config).model_validate(theirs).model_dump(mode="json")
+    if theirs != mine:
+        odd = "; ".join(_differences(theirs, mine)) or "its keys"
+        raise InputError(
+            f"holds a run of another configuration ({odd}); choose another directory, or remove this one",
+            file=directory,
+        )
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -226,14 +182,15 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path} was {old!r} and is {new!r}"]
 
 
-def finished(directory: Path) -> dict[str, Any] | None:
-    """``result.json`` of a run that has ended, or None."""
-    path = directory / "result.json"
+def result_of(directory: Path) -> RunResult | None:
+    """How a run ended; None if it has not."""
+    path = directory / RESULT_FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(path.read_text(encoding="utf-8"))
+        return RunResult(**{name: written.get(name) for name in RunResult._fields})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"cannot be read ({error}); remove it to let the run end again", file=path) from None
 
 

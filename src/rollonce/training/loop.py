@@ -1,73 +1,101 @@
-"""The loop: sample, grade, take a baseline off, update. Every arm runs through these lines; they differ in one
-function.
+"""The loop: sample, grade, take a baseline off, update. Every arm runs through these lines; they differ in one class.
 
-Simplified on purpose: one machine, one process, synchronous. What would be a framework's job (sharding, a sampling
-server, asynchronous rollouts) is not here; `rollonce.integrations` puts the same baselines into trainers that have it.
+What is left out, so that it can be read top to bottom:
 
-Shapes: ``_B`` rollouts of a step (tasks x group size), ``_T`` response tokens.
+1. One process, one device, synchronous: a step's rollouts are all sampled, graded and learned from before the next
+   step begins. Sharding, sampling servers and asynchronous rollouts are a framework's job; `rollonce.integrations` puts
+   the same baselines into trainers that have them.
+2. On-policy: the importance ratio is 1 and carries the gradient. Clipping, several epochs per batch, a gate and a lag
+   are in the loss (`rollonce.training.config.LossConfig`), off unless asked for.
+3. No penalty for leaving the start policy, so no reference model in the update; the KL is measured now and then.
+4. One learning rate throughout: no warm-up, no schedule. Adam, gradients clipped by their norm.
+5. Token-mean loss. Advantages are scaled only in arms that are defined so.
+6. Every sampled rollout counts: no filtering of groups, no resampling, no replay. One that meets the length limit has
+   reward 0.
 
-A run's directory::
-
-    config.json                      what was run
-    metrics.jsonl                    one line a step
-    evaluations/step_000020.jsonl    one line an item
-    checkpoint.pt                    written whole; a killed run goes on from it, to the same numbers
-    final/                           the policy, as transformers reads it
-    result.json                      how it ended
+Shapes: ``_B`` rollouts of a step (tasks x group size). What a run leaves behind: `rollonce.run_directory`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rollonce.baselines import Batch
+from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
+from rollonce.run_directory import (
+    COLLAPSED,
+    DONE,
+    INTERRUPTED,
+    NOT_FINITE,
+    POLICY_FOLDER,
+    RESULT_FILE,
+    EvaluationRecord,
+    RolloutRecord,
+    RunResult,
+    StepRecord,
+)
 from rollonce.tasks import TaskSplits
-from rollonce.training.advantages import Arm
+from rollonce.training.arms.base import Arm
+from rollonce.training.arms.make import make_arm
 from rollonce.training.config import RunConfig
 from rollonce.training.evaluation import evaluate, mean_reward, write_evaluation
 from rollonce.training.files import (
-    JsonLines,
-    finished,
+    GOES_ON,
     load_checkpoint,
     locked,
+    result_of,
     same_config,
     save_checkpoint,
     stopping,
     write_directory,
-    write_json,
 )
-from rollonce.training.learner import Learner, make_learner
-from rollonce.training.metrics import Shadow, Stopwatch, correlation, dead_groups, flat, loo_gap, trackers
-from rollonce.training.rolling import roll, step_tasks, tasks_of, view
+from rollonce.training.learners import Learner, make_learner
+from rollonce.training.metrics import Stopwatch, correlation, dead_groups, loo_gap
+from rollonce.training.rolling import roll, rollout_records, step_tasks, tasks_of, view
+from rollonce.training.run_log import RunLog
+from rollonce.training.shadow import Shadow
 
 _STREAM = 11  # seed of the rollouts
-DONE, COLLAPSED, NOT_FINITE, INTERRUPTED = "done", "collapsed", "nan", "interrupted"
+
+Evaluate = Callable[[], list[EvaluationRecord]]
 
 
-class Result(NamedTuple):
-    """How a run ended.
+@dataclass
+class RunUnderWay:
+    """What a run is made of, and how far it is: ``strange_steps`` in a row that looked like a collapse."""
 
-    Attributes:
-        status: ``done``, ``collapsed``, ``nan`` or ``interrupted``.
-        message: The same in a sentence.
-        steps: Updates made.
-        holdout, test, test_greedy: Final mean rewards, None where not evaluated.
-        directory: Where everything is.
-    """
-
-    status: str
-    message: str
-    steps: int
-    holdout: float | None
-    test: float | None
-    test_greedy: float | None
+    config: RunConfig
     directory: Path
+    splits: TaskSplits
+    learner: Learner
+    arm: Arm
+    shadow: Shadow
+    steps_done: int = 0
+    strange_steps: int = 0
+    status: str = DONE
+    message: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another step to make."""
+        return self.status == DONE and self.steps_done < self.config.train.steps
+
+
+class StepTaken(NamedTuple):
+    """One step: its record, its rollouts one by one, and what the arm made of them (B,)."""
+
+    record: StepRecord
+    rollouts: list[RolloutRecord]
+    batch: Batch
+    advantages_B: FloatArray
+    baseline_B: FloatArray
 
 
 def train(
@@ -76,12 +104,12 @@ def train(
     *,
     splits: TaskSplits | None = None,
     learner: Learner | None = None,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
     on_batch: Callable[[int, Batch, FloatArray, FloatArray], None] | None = None,
-    start_evaluation: Callable[[Callable[[], list[dict[str, Any]]]], list[dict[str, Any]]] | None = None,
+    start_evaluation: Callable[[Evaluate], list[EvaluationRecord]] | None = None,
     stop: threading.Event | None = None,
-) -> Result:
-    """Run one arm with one seed, or go on with it.
+) -> RunResult:
+    """Run one arm with one seed, or go on with it: set up, step by step, finish. The module says what is simplified.
 
     Args:
         config: What to run. A directory that holds another configuration is refused.
@@ -99,134 +127,169 @@ def train(
     """
     with locked(directory), stopping(stop) as stopped:
         same_config(config, directory)
-        if (old := finished(directory)) is not None:
-            return Result(**{**old, "directory": directory})
-        splits = splits or tasks_of(config.tasks)
-        learner = learner or make_learner(config)
-        all_tasks = splits.train.as_tasks()
-        arm = Arm(config, learner, splits.train, all_tasks)
-        shadow = Shadow(config.train.shadow, all_tasks)
-        done, strange, status, message = 0, 0, DONE, ""
-        if (state := load_checkpoint(directory)) is not None:
-            done, strange, status, message = state["step"], state["strange"], state["status"], state["message"]
-            learner.load_state_dict(state["learner"])
-            arm.load_state(state["arm"])
-            shadow.load_state(state["shadow"])
-        else:
-            look = lambda: evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)  # noqa: E731
-            write_evaluation(directory, 0, look() if start_evaluation is None else start_evaluation(look))
-        log = JsonLines(
-            directory / "metrics.jsonl", keep=lambda record: record["step"] <= done + (status == NOT_FINITE)
+        if (ended := result_of(directory)) is not None:
+            return ended
+        run = set_up(config, directory, splits, learner, start_evaluation)
+        with RunLog(config, directory, run.steps_done, keep_until=run.steps_done + (run.status == NOT_FINITE)) as log:
+            while run.goes_on:
+                taken = take_step(run)
+                log.write(taken.record, taken.rollouts)
+                if on_batch is not None:
+                    on_batch(taken.record["step"], taken.batch, taken.advantages_B, taken.baseline_B)
+                if on_step is not None:
+                    on_step(taken.record)
+                settle(run, taken.record)
+                if run.goes_on:
+                    between_steps(run, stopped)
+        return finish(run)
+
+
+def set_up(
+    config: RunConfig,
+    directory: Path,
+    splits: TaskSplits | None,
+    learner: Learner | None,
+    start_evaluation: Callable[[Evaluate], list[EvaluationRecord]] | None,
+) -> RunUnderWay:
+    """Tasks, policy and arm: as the last checkpoint left them, or new, with the start policy's evaluation written."""
+    splits = splits or tasks_of(config.tasks)
+    learner = learner or make_learner(config)
+    arm = make_arm(config, learner, splits.train)
+    shadow = Shadow(config.train.shadow, splits.train.as_tasks())
+    run = RunUnderWay(config, directory, splits, learner, arm, shadow)
+    if (state := load_checkpoint(directory)) is not None:
+        learner.load_state_dict(state["learner"])
+        arm.load_state(state["arm"])
+        shadow.load_state(state["shadow"])
+        run.steps_done, run.strange_steps = state["step"], state["strange"]
+        run.status, run.message = state["status"], state["message"]
+        return run
+
+    def evaluate_start() -> list[EvaluationRecord]:
+        return evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)
+
+    write_evaluation(directory, 0, evaluate_start() if start_evaluation is None else start_evaluation(evaluate_start))
+    return run
+
+
+def take_step(run: RunUnderWay) -> StepTaken:
+    """Sample and grade the next step's rollouts, let the arm judge them, move the policy, let the arm learn."""
+    config, learner, arm, step = run.config, run.learner, run.arm, run.steps_done + 1
+    watch = Stopwatch()
+    arm.before(step)
+    distinct = step_tasks(run.splits.train, config.tasks_per_step, step, config.seed)
+    tasks = [task for task in distinct for _ in range(config.arm.group_size)]
+    rolled = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
+    rewards_B, samples, grades = rolled.rewards_B, rolled.samples, rolled.grades
+    batch = Batch(view(tasks), rewards_B)
+    with watch.part(arm.part):
+        judged = arm.advantages(batch, samples)
+    # Before the batch joins the history:
+    self_weight_max = arm.self_weight_max(batch) if config.train.audit_weights else None
+    with watch.part("update"):
+        measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
+        update = learner.update(samples, judged.advantages, measure_kl=measure_kl, move=arm.policy_moves(step))
+    finite = update_is_finite(update.loss, update.grad_norm)
+    with watch.part(arm.part):
+        critic_loss = arm.learn(batch, samples, judged) if finite else None
+    baseline_B = judged.baseline_B
+    advantages_B = judged.advantages if judged.advantages.ndim == 1 else rewards_B - baseline_B
+    record: StepRecord = {
+        "step": step,
+        "rollouts": step * config.train.rollouts,
+        "reward": float(rewards_B.mean()),
+        "advantage_mean": float(advantages_B.mean()),
+        "advantage_var": float(advantages_B.var()),
+        "advantage_nonzero": float((np.abs(advantages_B) > 1e-6).mean()),
+        "baseline_mean": float(baseline_B.mean()),
+        "loo_gap": loo_gap(rewards_B, baseline_B),
+        "self_weight_max": self_weight_max,
+        "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
+        "dead_groups": dead_groups(rewards_B, config.arm.group_size),
+        "shadow": run.shadow.step(batch) if finite else {},
+        "truncated": float(samples.truncated_B.float().mean()),
+        "tokens": samples.n_tokens,
+        "surprisal": -float(rolled.log_prob_B.mean()),
+        "grader_failures": grades.n_failed,
+        "critic_loss": critic_loss,
+        "loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "entropy": update.entropy,
+        "kl": update.kl,
+        "kl_old": update.kl_old,
+        "gated": update.gated,
+        "clipped": update.clipped,
+        "cpu_seconds": watch.cpu,
+        "wall_seconds": watch.wall,
+    }
+    return StepTaken(record, rollout_records(step, tasks, rolled), batch, advantages_B, baseline_B)
+
+
+def update_is_finite(loss: float, grad_norm: float) -> bool:
+    """Whether the policy may be moved by it. A service that tells no gradient norm (NaN) is believed."""
+    return bool(np.isfinite(loss) and not np.isinf(grad_norm))
+
+
+def settle(run: RunUnderWay, record: StepRecord) -> None:
+    """Count a step that was made; end the run where its update was not finite, or where it has collapsed."""
+    step, settings = record["step"], run.config.train
+    if not update_is_finite(record["loss"], record["grad_norm"]):
+        run.status = NOT_FINITE
+        run.message = f"loss {record['loss']}, gradient norm {record['grad_norm']} at step {step}: no update was made"
+        return
+    run.steps_done = step
+    low_entropy = record["entropy"] < settings.collapse_entropy  # False where a service gives none (NaN)
+    cut_off = record["truncated"] > settings.collapse_truncated
+    run.strange_steps = run.strange_steps + 1 if cut_off or low_entropy else 0
+    if run.strange_steps >= settings.collapse_steps:
+        what = (
+            f"entropy {record['entropy']:.2g} nats a token"
+            if low_entropy
+            else f"{record['truncated']:.0%} of rollouts truncated"
         )
-        tracked = trackers(config, directory, done)
-        B, every = config.train.rollouts, config.evaluation.every
+        run.status = COLLAPSED
+        run.message = f"{what} for {run.strange_steps} steps in a row, at step {step}"
 
-        def checkpoint() -> None:
-            # A run that ended badly has ended: killed in its last evaluation it goes on with that, and trains no more.
-            ended = {
-                "status": DONE if status == INTERRUPTED else status,
-                "message": "" if status == INTERRUPTED else message,
-            }
-            state = {
-                "step": done,
-                "strange": strange,
-                "learner": learner.state_dict(),
-                "arm": arm.state(),
-                "shadow": shadow.state(),
-            }
-            save_checkpoint(directory, state | ended)
 
-        for step in range(done + 1, config.train.steps + 1) if status == DONE else ():
-            watch = Stopwatch()
-            arm.before(step)
-            tasks = [
-                t
-                for t in step_tasks(splits.train, config.tasks_per_step, step, config.seed)
-                for _ in range(config.arm.group_size)
-            ]
-            rewards_B, samples, grades = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
-            batch = Batch(view(tasks), rewards_B)
-            with watch.part("critic" if arm.critic is not None else "advantage"):
-                advantages, baseline_B = arm.advantages(batch, samples)
-            own_weight = (
-                arm.self_weight_max(batch) if config.train.audit_weights else None
-            )  # before the batch joins the history
-            with watch.part("update"):
-                measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
-                update = learner.update(
-                    samples, advantages, measure_kl=measure_kl, move=not arm.policy_stands_still(step)
-                )
-            finite = bool(np.isfinite(update.loss + (0.0 if np.isnan(update.grad_norm) else update.grad_norm)))
-            with watch.part("critic" if arm.critic is not None else "advantage"):
-                critic_loss = arm.learn(batch, samples) if finite else None
+def between_steps(run: RunUnderWay, stopped: threading.Event) -> None:
+    """After a step that is not the last: the learning curve, a checkpoint, and whether to stop here."""
+    config, step = run.config, run.steps_done
+    every = config.evaluation.every
+    if every and step % every == 0 and len(run.splits.calibration):
+        records = evaluate(run.learner, run.splits.calibration, run.splits.test, config, step=step, final=False)
+        write_evaluation(run.directory, step, records)
+    stopping_here = stopped.is_set()
+    if stopping_here or step % config.train.checkpoint_every == 0:
+        checkpoint(run)
+    if stopping_here:
+        run.status, run.message = INTERRUPTED, f"stopped after step {step}; the same command goes on from there"
 
-            per_rollout_B = advantages if advantages.ndim == 1 else rewards_B - baseline_B
-            truncated = float(samples.truncated_B.float().mean())
-            record = {
-                "step": step,
-                "rollouts": step * B,
-                "reward": float(rewards_B.mean()),
-                "advantage_mean": float(per_rollout_B.mean()),
-                "advantage_var": float(per_rollout_B.var()),
-                "advantage_nonzero": float((np.abs(per_rollout_B) > 1e-6).mean()),
-                "baseline_mean": float(baseline_B.mean()),
-                "loo_gap": loo_gap(rewards_B, baseline_B),
-                "self_weight_max": own_weight,
-                "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
-                "dead_groups": dead_groups(rewards_B, config.arm.group_size),
-                "shadow": shadow.step(batch) if finite else {},
-                "truncated": truncated,
-                "tokens": samples.n_tokens,
-                "grader_failures": grades.n_failed,
-                "critic_loss": critic_loss,
-                **update._asdict(),
-                "cpu_seconds": watch.cpu,
-                "wall_seconds": watch.wall,
-            }
-            log.write(record)
-            if on_batch is not None:
-                on_batch(step, batch, per_rollout_B, baseline_B)
-            for tracker in tracked:
-                tracker.log(step, flat(record))
-            if on_step is not None:
-                on_step(record)
-            if not finite:
-                status, message = (
-                    NOT_FINITE,
-                    f"loss {update.loss}, gradient norm {update.grad_norm} at step {step}: no update was made",
-                )
-                break
-            done = step
-            low_entropy = not np.isnan(update.entropy) and update.entropy < config.train.collapse_entropy
-            strange = strange + 1 if truncated > config.train.collapse_truncated or low_entropy else 0
-            if strange >= config.train.collapse_steps:
-                what = (
-                    f"entropy {update.entropy:.2g} nats a token"
-                    if low_entropy
-                    else f"{truncated:.0%} of rollouts truncated"
-                )
-                status, message = COLLAPSED, f"{what} for {strange} steps in a row, at step {step}"
-                break
-            if every and step % every == 0 and step < config.train.steps and len(splits.calibration):
-                write_evaluation(
-                    directory, step, evaluate(learner, splits.calibration, splits.test, config, step=step, final=False)
-                )
-            if stopped.is_set() and step < config.train.steps:
-                status, message = INTERRUPTED, f"stopped after step {step}; the same command goes on from there"
-                checkpoint()
-                break
-            if step % config.train.checkpoint_every == 0 and step < config.train.steps:
-                checkpoint()
-        log.close()
-        for tracker in tracked:
-            tracker.close()
-        if status == INTERRUPTED:
-            return Result(status, message, done, None, None, None, directory)
-        checkpoint()
-        records = evaluate(learner, splits.calibration, splits.test, config, step=done, final=True)
-        write_evaluation(directory, done, records)
-        write_directory(directory / "final", learner.save)
-        means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
-        result = Result(status, message or f"{done} steps", done, *means, directory)
-        write_json(directory / "result.json", {**result._asdict(), "directory": None})
-        return result
+
+def checkpoint(run: RunUnderWay) -> None:
+    """Write all that the run needs to go on. One that ended badly has ended: it goes on with its last evaluation, and
+    trains no more."""
+    state: dict[str, Any] = {
+        "step": run.steps_done,
+        "strange": run.strange_steps,
+        "learner": run.learner.state_dict(),
+        "arm": run.arm.state(),
+        "shadow": run.shadow.state(),
+        "status": run.status,
+        "message": run.message,
+    }
+    save_checkpoint(run.directory, state)
+
+
+def finish(run: RunUnderWay) -> RunResult:
+    """The last evaluation, the policy and the result, unless the run was interrupted."""
+    if run.status == INTERRUPTED:
+        return RunResult(run.status, run.message, run.steps_done)
+    checkpoint(run)
+    step = run.steps_done
+    records = evaluate(run.learner, run.splits.calibration, run.splits.test, run.config, step=step, final=True)
+    write_evaluation(run.directory, step, records)
+    write_directory(run.directory / POLICY_FOLDER, run.learner.save)
+    means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
+    result = RunResult(run.status, run.message or f"{step} steps", step, *means)
+    write_json_file(run.directory / RESULT_FILE, result, if_it_fails=GOES_ON)
+    return result

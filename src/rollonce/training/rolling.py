@@ -10,9 +10,10 @@ import numpy as np
 from rollonce.errors import InputError
 from rollonce.policies.samples import Samples
 from rollonce.rollouts import FloatArray, Tasks
+from rollonce.run_directory import RolloutRecord
 from rollonce.tasks import Grades, Task, TaskSet, TaskSplits, grade, load_tasks
 from rollonce.training.config import RunConfig, TasksConfig
-from rollonce.training.learner import Learner
+from rollonce.training.learners.base import Learner
 from rollonce.training.metrics import Stopwatch
 
 
@@ -47,6 +48,11 @@ class Rolled(NamedTuple):
     samples: Samples
     grades: Grades
 
+    @property
+    def log_prob_B(self) -> FloatArray:
+        """Summed log-probability of each response under the policy that sampled it (B,), in nats."""
+        return self.samples.log_probs_BT.double().sum(dim=1).numpy()
+
 
 def roll(
     learner: Learner, tasks: Sequence[Task], config: RunConfig, seed: Sequence[int], watch: Stopwatch | None = None
@@ -65,6 +71,22 @@ def roll(
     with watch.part("grade"):
         grades = grade(tasks, samples.texts, truncated=samples.truncated_B.tolist(), time_limit=config.tasks.time_limit)
     return Rolled(np.asarray(grades.rewards, np.float64), samples, grades)
+
+
+def rollout_records(step: int, tasks: Sequence[Task], rolled: Rolled) -> list[RolloutRecord]:
+    """A step's rollouts, for the log. Log-probabilities to a ten-thousandth of a nat: they are sums of float32."""
+    rows = zip(tasks, rolled.rewards_B, rolled.log_prob_B, rolled.samples.lengths_B.tolist(), strict=True)
+    return [
+        {
+            "step": step,
+            "task_id": task.id,
+            "prompt": task.prompt,
+            "reward": float(reward),
+            "log_prob": round(float(log_prob), 4),
+            "response_tokens": tokens,
+        }
+        for task, reward, log_prob, tokens in rows
+    ]
 
 
 def view(tasks: Sequence[Task]) -> Tasks:

@@ -70,7 +70,7 @@ def main(jobs: TextIO, events: TextIO) -> None:
                 start_evaluation=_from(starts, config),
                 stop=stop,
             )
-            tell("end", result={**result._asdict(), "directory": str(result.directory)})
+            tell("end", result=result._asdict())
         except InputError as error:
             tell("error", message=str(error))
         except (

@@ -24,6 +24,7 @@ from rollonce.experiments.files import append_line, file_digest, read_lines
 from rollonce.experiments.preflight import OwnPath
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.rollouts import FloatArray
+from rollonce.run_directory import CHECKPOINT_FILE, METRICS_FILE, POLICY_FOLDER
 from rollonce.tasks import Task, TaskSet, TaskSplits, grade, load_tasks
 from rollonce.training.config import RunConfig, validated
 
@@ -167,7 +168,7 @@ class LoopEngine:
         }
 
     def _learner(self, arm: ArmSpec) -> Any:
-        from rollonce.training.learner import make_learner
+        from rollonce.training.learners import make_learner
 
         return make_learner(self.config(arm, arm.steps))
 
@@ -188,7 +189,7 @@ class LoopEngine:
         return self._answers(self._loaded[1], tasks, 0.0, [0])
 
     def _trained(self, checkpoint: str) -> Any:
-        from rollonce.training.learner import LocalLearner, load_policy
+        from rollonce.training.learners.local import LocalLearner, load_policy
 
         config = self.config(self.spec.arm(self.settings.treatment), 1)
         if self.service:
@@ -243,10 +244,10 @@ class LoopEngine:
 
     def discard(self, directory: Path) -> None:
         """See `Engine.discard`."""
-        shutil.rmtree(directory / "final", ignore_errors=True)
-        if (directory / "final").is_file():  # a service's weights: a note of where they are
-            (directory / "final").unlink()
-        (directory / "checkpoint.pt").unlink(missing_ok=True)
+        shutil.rmtree(directory / POLICY_FOLDER, ignore_errors=True)
+        if (directory / POLICY_FOLDER).is_file():  # a service's weights: a note of where they are
+            (directory / POLICY_FOLDER).unlink()
+        (directory / CHECKPOINT_FILE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """End what sessions there are on a service."""
@@ -256,7 +257,8 @@ class LoopEngine:
 
     def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
         """See `Engine.train`."""
-        from rollonce.training.loop import INTERRUPTED, train
+        from rollonce.run_directory import INTERRUPTED
+        from rollonce.training.loop import train
 
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / BATCHES
@@ -280,7 +282,7 @@ class LoopEngine:
             raise KeyboardInterrupt
         if result.status != "done":
             raise StageFailed(f"arm {arm.name} ended early: {result.message}")
-        checkpoint = directory / "final"
+        checkpoint = directory / POLICY_FOLDER
         return Trained(
             steps_of(directory, config),
             str(checkpoint),
@@ -293,7 +295,7 @@ def steps_of(directory: Path, config: RunConfig) -> list[StepLog]:
     """What was executed, from the run's two logs: the last word on each step counts (a killed run repeats some)."""
     batches = {row["step"]: row for row in read_lines(directory / BATCHES)}
     out = []
-    for m in read_lines(directory / "metrics.jsonl"):
+    for m in read_lines(directory / METRICS_FILE):
         row = batches[m["step"]]
         _, counts = np.unique(row["task_ids"], return_counts=True)
         seconds = float(sum(m["wall_seconds"].values()))

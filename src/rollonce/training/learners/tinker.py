@@ -11,17 +11,18 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from rollonce.errors import InputError
 from rollonce.policies.objective import bernoulli_kl_BT, k3_BT, loss_weights
 from rollonce.policies.samples import Samples
 from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
 from rollonce.setting_rules import Rule, refuse
-from rollonce.training.config import RunConfig
-from rollonce.training.learner import Update, generator_of
+from rollonce.training.config import CriticConfig, RunConfig
+from rollonce.training.learners.base import Update, generator_of
 
 _RULES = (
     Rule(
@@ -54,7 +55,7 @@ _RULES = (
 
 
 class TinkerLearner:
-    """See the module and `rollonce.training.learner.Learner`.
+    """See the module and `rollonce.training.learners.base.Learner`.
 
     Args:
         config: The run; `rollonce.training.config.PolicyConfig` names service, model and renderer.
@@ -144,6 +145,14 @@ class TinkerLearner:
             f"{_plain(self.config.name)}-seed{self.config.seed}-{self.policy.steps:06d}"
         )
         file.write_text(json.dumps({"path": path, **self.policy.facts()}, indent=1) + "\n", encoding="utf-8")
+
+    def token_critic(self, settings: CriticConfig) -> NoReturn:
+        """A service gives no hidden states.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("a token-level critic needs hidden states, which no service gives: use 'critic_prompt'")
 
     def close(self) -> None:
         """End the session on the service."""

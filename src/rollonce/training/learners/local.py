@@ -1,7 +1,6 @@
-"""What the loop asks of something that samples and learns, and the local one: a transformers policy, Adam, the loss of
-the configuration.
+"""The learner on this machine: a transformers policy, Adam, and the loss of the configuration.
 
-Shapes: ``_B`` rollouts, ``_T`` response tokens. A service's learner is `rollonce.training.tinker_learner`.
+Shapes: ``_B`` rollouts, ``_T`` response tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import copy
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,73 +27,8 @@ from rollonce.policies import (
 )
 from rollonce.policies.critic import TokenCritic
 from rollonce.policies.objective import k3_BT, loss_weights
-from rollonce.training.config import PolicyConfig, RunConfig
-
-
-class Update(NamedTuple):
-    """What an update did.
-
-    Attributes:
-        loss: Of the policy, before the update, the KL penalty included.
-        grad_norm: Before clipping; NaN where a service does not tell.
-        entropy: Mean over response tokens (nats); NaN where a service does not tell.
-        kl: To the start policy (k3, mean over response tokens), None where it was not measured.
-        kl_old: Mean Bernoulli KL from the sampling policy, after the last epoch's forward pass.
-        gated: Share of trajectories that the gate dropped.
-        clipped: Share of response tokens whose ratio the clip held.
-    """
-
-    loss: float
-    grad_norm: float
-    entropy: float
-    kl: float | None
-    kl_old: float
-    gated: float
-    clipped: float
-
-
-class Learner(Protocol):
-    """What samples and learns. One step of the loop is ``sample``, then ``update``."""
-
-    max_new_tokens: int
-
-    def sample(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        seed: Sequence[int],
-        behaviour: bool = False,
-    ) -> Samples:
-        """One rollout a prompt; equal seeds, equal rollouts. ``behaviour``: from the lagged policy, where there is a
-        lag."""
-        ...
-
-    def update(
-        self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
-    ) -> Update:
-        """Move the policy; ``advantages`` (B,) or (B, T) float64. ``move = False``: measure, and leave it where it
-        is."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs to go on alike."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
-        ...
-
-    def save(self, directory: Any) -> None:
-        """The policy alone, for others to use."""
-        ...
-
-
-def generator_of(seed: Sequence[int]) -> torch.Generator:
-    """A CPU generator from several numbers (run seed, purpose, step ...): no state to carry from step to step."""
-    words = np.random.SeedSequence([int(s) for s in seed]).generate_state(2, np.uint32)
-    return torch.Generator().manual_seed((int(words[0]) << 31) ^ int(words[1]))
+from rollonce.training.config import CriticConfig, PolicyConfig, RunConfig
+from rollonce.training.learners.base import Update, generator_of
 
 
 def check_device(config: PolicyConfig) -> None:
@@ -183,19 +117,20 @@ class LocalLearner:
         self._past: deque[dict[str, Tensor]] = deque(
             [self.policy.state_dict()] if loss.lag else [], maxlen=loss.lag + 1
         )
-        self.critic: TokenCritic | None = None
-        if config.arm.critic is not None:
-            c = config.arm.critic
-            self.critic = TokenCritic(
-                self.policy,
-                kind=c.kind,
-                hidden=c.hidden,
-                learning_rate=c.learning_rate,
-                clip=c.clip,
-                epochs=c.epochs,
-                rows=self.train_rows,
-                seed=config.seed if config.policy.seed_follows_run else config.policy.seed,
-            )
+
+    def token_critic(self, settings: CriticConfig) -> TokenCritic:
+        """See `Learner.token_critic`."""
+        policy = self.config.policy
+        return TokenCritic(
+            self.policy,
+            kind=settings.kind,
+            hidden=settings.hidden,
+            learning_rate=settings.learning_rate,
+            clip=settings.clip,
+            epochs=settings.epochs,
+            rows=self.train_rows,
+            seed=self.config.seed if policy.seed_follows_run else policy.seed,
+        )
 
     def sample(
         self,
@@ -295,12 +230,11 @@ class LocalLearner:
             return self.reference.log_probs(part).cpu()
 
     def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer, critic and, with a lag, the earlier policies. The reference is the start policy and is
-        loaded anew."""
+        """Policy, optimizer and, with a lag, the earlier policies. The reference is the start policy and is loaded
+        anew."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "critic": None if self.critic is None else self.critic.state_dict(),
             "past": list(self._past),
         }
 
@@ -308,8 +242,6 @@ class LocalLearner:
         """Put back what `state_dict` gave."""
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])
         self._past.clear()
         self._past.extend(state["past"])
 
@@ -317,15 +249,5 @@ class LocalLearner:
         """A directory that transformers (or peft) reads."""
         self.policy.save(directory)
 
-
-def make_learner(config: RunConfig) -> Learner:
-    """The learner that the configuration asks for.
-
-    Raises:
-        InputError: what cannot be loaded, or what a service cannot carry out.
-    """
-    if config.policy.engine == "local":
-        return LocalLearner(config)
-    from rollonce.training.tinker_learner import TinkerLearner
-
-    return TinkerLearner(config)
+    def close(self) -> None:
+        """Nothing to end."""

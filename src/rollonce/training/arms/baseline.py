@@ -1,0 +1,75 @@
+"""An arm that takes a baseline of `rollonce.baselines` off the rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollonce.baselines import Baseline, Batch, LinearSmoother, copy_without_history
+from rollonce.component import from_config
+from rollonce.errors import InputError
+from rollonce.policies.samples import Samples
+from rollonce.rollouts import Tasks
+from rollonce.tasks import TaskSet
+from rollonce.training.arms.base import Arm, StepAdvantages
+from rollonce.training.arms.names import named_baseline
+from rollonce.training.config import ArmConfig, RunConfig
+from rollonce.training.learners.base import Learner
+
+
+class BaselineArm(Arm):
+    """``A = r - b``, scaled where the baseline is defined so (REINFORCE++, GRPO with the group's deviation)."""
+
+    def __init__(self, config: RunConfig, learner: Learner, train: TaskSet) -> None:
+        self.baseline = make_baseline(config.arm, train.as_tasks())
+
+    def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
+        """See `Arm.advantages`."""
+        prediction = self.baseline.predict(batch)
+        return StepAdvantages(prediction.advantages_B, prediction.baseline_B)
+
+    def learn(self, batch: Batch, samples: Samples, judged: StepAdvantages) -> None:
+        """The batch joins the baseline's history."""
+        self.baseline.observe(batch)
+
+    def self_weight_max(self, batch: Batch) -> float | None:
+        """See `Arm.self_weight_max`."""
+        if not isinstance(self.baseline, LinearSmoother):
+            return None
+        return float(np.abs(np.diagonal(self.baseline.weights(batch)[:, : len(batch)])).max())
+
+    def state(self) -> dict[str, Any]:
+        """The baseline's history, as JSON."""
+        return {"baseline": json.dumps(self.baseline.state_dict())}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Arm.load_state`."""
+        self.baseline.load_state_dict(json.loads(state["baseline"]))
+
+
+def make_baseline(arm: ArmConfig, train_tasks: Tasks) -> Baseline:
+    """The arm's baseline, fitted to the prompts that it will train on.
+
+    A ``baseline.json`` keeps the vocabulary it was tuned with, and starts without the history of its tuning: those
+    rewards are another policy's.
+
+    Raises:
+        InputError: an unknown name, a bad file, a baseline that needs groups in an arm without, or one that needs
+            repeats.
+    """
+    wanted: Any = arm.baseline
+    if isinstance(wanted, str) and (wanted.endswith(".json") or "/" in wanted):
+        baseline = copy_without_history(Baseline.load(Path(wanted)))
+    else:
+        made = named_baseline(wanted) if isinstance(wanted, str) else from_config(wanted)
+        if not isinstance(made, Baseline):
+            raise InputError(f"{wanted!r} is no baseline but a part of one")
+        baseline = made.fit(train_tasks)
+    if baseline.tags.needs_groups and arm.group_size < 2:
+        raise InputError(
+            f"baseline {baseline.type!r} needs several rollouts of each task: give the arm group_size = 8, say"
+        )
+    return baseline
