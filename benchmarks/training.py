@@ -26,9 +26,9 @@ import torch
 from rollonce.baselines import Batch
 from rollonce.policies import EMBEDDED_MAX_NEW_TOKENS, embedded_directory
 from rollonce.tasks import grade
-from rollonce.training.advantages import Arm
+from rollonce.training.arms.make import make_arm
 from rollonce.training.config import RunConfig, validated
-from rollonce.training.learner import LocalLearner
+from rollonce.training.learners.local import LocalLearner
 from rollonce.training.rolling import roll, step_tasks, tasks_of, view
 
 KERNEL_ARMS = ("gs1_tfidf", "gs1_buckets", "gs1_family", "gs1_kriging", "gs1_self_tuning")
@@ -47,7 +47,7 @@ class Ours:
         self.config = our_config(arm)
         self.splits = tasks_of(self.config.tasks)
         self.learner = LocalLearner(self.config)
-        self.arm = Arm(self.config, self.learner, self.splits.train, self.splits.train.as_tasks())
+        self.arm = make_arm(self.config, self.learner, self.splits.train)
         self.k = 0
         self.parts = {"sample": 0.0, "advantage": 0.0, "update": 0.0}
 
@@ -62,11 +62,11 @@ class Ours:
         rewards_B, samples, _ = roll(self.learner, tasks, self.config, [0, self.k])
         a = time.process_time()
         batch = Batch(view(tasks), rewards_B)
-        advantages, _ = self.arm.advantages(batch, samples)
+        judged = self.arm.advantages(batch, samples)
         b = time.process_time()
-        self.learner.update(samples, advantages)
+        self.learner.update(samples, judged.advantages)
         c = time.process_time()
-        self.arm.learn(batch, samples)
+        self.arm.learn(batch, samples, judged)
         end = time.process_time()
         for name, seconds in (("sample", a - start), ("advantage", b - a + end - c), ("update", c - b)):
             self.parts[name] += seconds

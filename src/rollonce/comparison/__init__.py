@@ -2,6 +2,6 @@
 the training side."""
 
 from rollonce.comparison.analysis import Analysis, ArmSummary, ComparisonSettings, Difference, analyse
-from rollonce.comparison.runs import Run, Runs, load_runs
+from rollonce.comparison.runs import FinishedRun, Runs, load_runs
 
-__all__ = ["Analysis", "ArmSummary", "ComparisonSettings", "Difference", "Run", "Runs", "analyse", "load_runs"]
+__all__ = ["Analysis", "ArmSummary", "ComparisonSettings", "Difference", "FinishedRun", "Runs", "analyse", "load_runs"]

@@ -24,7 +24,7 @@ from rollonce.comparison.intervals import (
     smallest_difference,
 )
 from rollonce.comparison.rates import choose, collapsed, rate_curves
-from rollonce.comparison.reading import PARTS, Item
+from rollonce.comparison.reading import Item
 from rollonce.comparison.results import (
     Analysis,
     ArmSummary,
@@ -34,10 +34,11 @@ from rollonce.comparison.results import (
     FamilyRow,
     Times,
 )
-from rollonce.comparison.runs import Run, Runs
+from rollonce.comparison.runs import FinishedRun, Runs
 from rollonce.comparison.shadow import loo_label, shadow_ratios
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
+from rollonce.run_directory import PARTS
 from rollonce.scoring import Estimate
 
 INSIDE = (
@@ -132,7 +133,7 @@ class _Comparison:
     def _entry(self, base: str) -> dict[str, Any]:
         return self.runs.config["arms"].get(self.chosen[base], {})
 
-    def _finals(self, arm_runs: Sequence[Run], mode: str) -> FloatArray:
+    def _finals(self, arm_runs: Sequence[FinishedRun], mode: str) -> FloatArray:
         return np.array([r.final(mode, self.runs.final_split) for r in arm_runs])
 
     # One arm
@@ -176,15 +177,15 @@ class _Comparison:
             answer_tokens=_mean([r.tokens for r in arm_runs]),
         )
 
-    def _areas(self, arm_runs: Sequence[Run]) -> FloatArray:
+    def _areas(self, arm_runs: Sequence[FinishedRun]) -> FloatArray:
         return np.array([area(r, self.curve_kind, self.steps) for r in arm_runs])
 
     def _times(self, base: str) -> Times:
-        def parts(run: Run) -> dict[str, float]:
+        def parts(run: FinishedRun) -> dict[str, float]:
             seconds = run.metrics.cpu if self.clock == "cpu" else run.metrics.wall
             return {p: float(v.sum()) for p, v in seconds.items()}
 
-        def per_rollout(arm_runs: Sequence[Run]) -> FloatArray:
+        def per_rollout(arm_runs: Sequence[FinishedRun]) -> FloatArray:
             return np.array(
                 [sum(parts(r).values()) / r.metrics.rollouts_T[-1] for r in arm_runs if len(r.metrics.rollouts_T)]
             )
@@ -215,8 +216,6 @@ class _Comparison:
             return False, "seeds are not paired: the arms share fewer than two"
         if self.settings.pairing == "seed":
             return True, "paired by seed, as asked for"
-        if self.runs.config.get("seed_shares") == []:
-            return False, "seeds are not paired: compare.json says that a seed shares nothing between arms"
         entries = [self._entry(base), self._entry(self.reference)]
         sizes = [(e.get("group_size", 1), e.get("rollouts_per_step")) for e in entries]
         if sizes[0] != sizes[1]:
@@ -230,7 +229,7 @@ class _Comparison:
         )
 
     def _tables(
-        self, base: str, paired: bool, of: Callable[[Sequence[Run]], FloatArray]
+        self, base: str, paired: bool, of: Callable[[Sequence[FinishedRun]], FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
         mine, other = self.arms[base], self.arms[self.reference]
         if paired:
@@ -358,11 +357,6 @@ class _Comparison:
             notes.append(
                 f"The runs did not have the same number of rollouts: {min(budgets):,.0f} to {max(budgets):,.0f}."
             )
-        if runs.config.get("confidence", 0.95) != 0.95:
-            notes.append(
-                f"compare.json asks for a confidence of {runs.config['confidence']}; intervals here are 95% all the "
-                "same."
-            )
         modes_missing = {m for m, s in runs.items if s == runs.final_split} - set(runs.modes)
         if modes_missing:
             notes.append(f"Only some runs were evaluated {' and '.join(sorted(modes_missing))}; that is left out.")
@@ -393,7 +387,7 @@ def _pooled(parts: Sequence[Components]) -> Components | None:
     return Components(*(float(np.mean([p[k] for p in known])) for k in range(3))) if known else None
 
 
-def _late_mean(arm_runs: Sequence[Run], name: str) -> float:
+def _late_mean(arm_runs: Sequence[FinishedRun], name: str) -> float:
     values = [v[-max(1, len(v) // 4) :] for r in arm_runs if (v := r.metrics.values.get(name)) is not None and len(v)]
     return _mean(np.concatenate(values)) if values else math.nan
 

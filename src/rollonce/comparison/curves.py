@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from rollonce.comparison.intervals import mean_over_seeds
-from rollonce.comparison.runs import Run
+from rollonce.comparison.runs import FinishedRun
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
 
@@ -59,7 +59,7 @@ class Reach(NamedTuple):
     seconds: dict[str, Reached]
 
 
-def common_steps(runs: Sequence[Run], kind: tuple[str, str]) -> np.ndarray:
+def common_steps(runs: Sequence[FinishedRun], kind: tuple[str, str]) -> np.ndarray:
     """Steps at which all runs that went to their end were evaluated; of all runs, if none did."""
     whole = [r for r in runs if not r.ended_badly] or list(runs)
     steps = set(whole[0].series[kind].at_E.tolist())
@@ -68,13 +68,13 @@ def common_steps(runs: Sequence[Run], kind: tuple[str, str]) -> np.ndarray:
     return np.array(sorted(steps), dtype=np.int64)
 
 
-def levels_at(run: Run, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
+def levels_at(run: FinishedRun, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
     """Levels of the items (E, I) at these steps; after a bad end, those it ended with."""
     series = run.series[kind]
     return series.levels_EI[np.maximum(np.searchsorted(series.at_E, steps_E, side="right") - 1, 0)]
 
 
-def area(run: Run, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
+def area(run: FinishedRun, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
     """Mean level of each item (I,) over the steps, by the trapezoid rule; with one step, the level there."""
     levels = levels_at(run, kind, steps_E)
     if len(steps_E) < 2:
@@ -83,7 +83,7 @@ def area(run: Run, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
     return ((levels[1:] + levels[:-1]) / 2 * widths_E[:, None]).sum(axis=0) / widths_E.sum()
 
 
-def curve(runs: Sequence[Run], kind: tuple[str, str], steps_E: np.ndarray, clock: str) -> list[CurvePoint]:
+def curve(runs: Sequence[FinishedRun], kind: tuple[str, str], steps_E: np.ndarray, clock: str) -> list[CurvePoint]:
     """An arm's learning curve."""
     levels_SE = np.array([levels_at(r, kind, steps_E).mean(axis=1) for r in runs])
     rollouts_SE = np.array([r.total_at(r.metrics.rollouts_T, steps_E) for r in runs])
@@ -132,7 +132,7 @@ def kaplan_meier_median(times: Sequence[float], reached: Sequence[bool]) -> floa
 
 
 def reach(
-    arms: dict[str, list[Run]], kind: tuple[str, str], level: float, why: str, reference: str, clock: str
+    arms: dict[str, list[FinishedRun]], kind: tuple[str, str], level: float, why: str, reference: str, clock: str
 ) -> Reach:
     """Rollouts and seconds that each arm needed to reach a level."""
     tables: list[dict[str, Reached]] = []

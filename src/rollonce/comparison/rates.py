@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from rollonce.comparison.intervals import Crossed, crossed_difference, crossed_mean, holm, share
-from rollonce.comparison.runs import Run, Runs
+from rollonce.comparison.runs import FinishedRun, Runs
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
 
@@ -62,7 +62,7 @@ class RateCurve(NamedTuple):
     p_holm: float = math.nan
 
 
-def collapsed(run: Run, kind: tuple[str, str], drop: float) -> bool:
+def collapsed(run: FinishedRun, kind: tuple[str, str], drop: float) -> bool:
     """Whether a run ended badly, or below its own start by more than ``drop`` and by more than the noise of its items:
     the 99% interval of the change over the same items excludes 0."""
     if run.ended_badly:
@@ -106,7 +106,7 @@ def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, how
 
 
-def _comparable(rates: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], str]:
+def _comparable(rates: dict[str, list[FinishedRun]]) -> tuple[dict[str, list[FinishedRun]], str]:
     """The runs by which rates may be compared, and what must be said of them.
 
     While a grid is still running one rate may have had the lucky seeds alone: only seeds that all rates have count.
@@ -136,7 +136,7 @@ def _seeds(n: int) -> str:
     return f"{n} seed{'s' if n > 1 else ''}"
 
 
-def _mean_final(runs: list[Run], kind: tuple[str, str]) -> float:
+def _mean_final(runs: list[FinishedRun], kind: tuple[str, str]) -> float:
     if any(kind not in r.series for r in runs):
         return math.nan
     return float(np.mean([r.final(*kind).mean() for r in runs]))

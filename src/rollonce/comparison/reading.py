@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +12,18 @@ import numpy as np
 import orjson
 
 from rollonce.rollouts import FloatArray
-
-PARTS = ("sample", "grade", "advantage", "critic", "update")
-"""What a training step's time is split into."""
-MODES = ("sampled", "greedy")
-BAD_ENDS = ("collapsed", "nan")
-"""Statuses of runs that went wrong in training: results of their arm, not accidents of the machine."""
-_STEP_FILE = re.compile(r"^step_(\d+)\.jsonl$")
-SEED_FOLDER = re.compile(r"^seed(\d+)$")
+from rollonce.run_directory import (
+    BAD_ENDS,
+    DONE,
+    EVALUATION_NAME,
+    EVALUATIONS_FOLDER,
+    METRICS_FILE,
+    MODES,
+    PARTS,
+    RESULT_FILE,
+    SPLITS,
+    RunResult,
+)
 
 
 class Item(NamedTuple):
@@ -75,7 +78,7 @@ class RawRun(NamedTuple):
 
     arm: str
     seed: int
-    result: dict[str, Any]
+    result: RunResult
     metrics: Metrics
     evaluations: dict[int, RawEvaluation]
 
@@ -88,21 +91,22 @@ def read_run(arm: str, seed: int, folder: Path) -> RawRun:
     """
     if not folder.is_dir():
         raise OddError("has not been started")
-    if not (folder / "result.json").is_file():
+    if not (folder / RESULT_FILE).is_file():
         raise OddError("has no result.json: it has not finished, or was stopped")
-    result = _json(folder / "result.json")
-    status, steps = result.get("status"), result.get("steps")
+    written = _json(folder / RESULT_FILE)
+    status, steps = written.get("status"), written.get("steps")
     if not isinstance(status, str) or not isinstance(steps, int) or steps < 0:
         raise OddError('result.json needs "status" (text) and "steps" (a whole number)')
-    if status != "done" and status not in BAD_ENDS:
-        raise OddError(f"ended as {status!r}: {result.get('message') or 'no message'}")
-    metrics = _metrics(folder / "metrics.jsonl")
+    result = RunResult(status, str(written.get("message") or ""), steps)
+    if status != DONE and status not in BAD_ENDS:
+        raise OddError(f"ended as {status!r}: {result.message or 'no message'}")
+    metrics = _metrics(folder / METRICS_FILE)
     if len(metrics.steps_T) < steps:
         raise OddError(f"result.json says {steps} steps, metrics.jsonl holds {len(metrics.steps_T)}")
     evaluations: dict[int, RawEvaluation] = {}
-    where = folder / "evaluations"
+    where = folder / EVALUATIONS_FOLDER
     for path in sorted(where.iterdir()) if where.is_dir() else ():
-        if match := _STEP_FILE.match(path.name):
+        if match := EVALUATION_NAME.match(path.name):
             evaluations[int(match[1])] = _evaluation(path)
     if not evaluations:
         raise OddError("has no evaluations")
@@ -111,7 +115,7 @@ def read_run(arm: str, seed: int, folder: Path) -> RawRun:
         if step in (min(evaluations), max(evaluations)):
             raise OddError(f"step_{step:06d}.jsonl is empty")
     evaluations = {step: sums for step, sums in evaluations.items() if sums}
-    if status == "done" and max(evaluations) < steps:
+    if status == DONE and max(evaluations) < steps:
         raise OddError(f"was not evaluated at its end: the last evaluation is of step {max(evaluations)} of {steps}")
     return RawRun(arm, seed, result, metrics, evaluations)
 
@@ -178,8 +182,7 @@ def _metrics(path: Path) -> Metrics:
             raise OddError(f'metrics.jsonl: "{name}" must hold seconds for {", ".join(PARTS)} at each step')
     labels = sorted({label for r in rows if isinstance(r.get("shadow"), dict) for label in r["shadow"]})
     shadow = {label: np.array([_shadow(r, label) for r in rows]) for label in labels}
-    known = {"step", "rollouts", "shadow", "cpu_seconds", "wall_seconds"}
-    names = sorted({k for r in rows for k in r} - known)
+    names = sorted({k for r in rows for k in r} - {"step", "rollouts", "shadow", "cpu_seconds", "wall_seconds"})
     values = {name: np.array([_number(r.get(name)) for r in rows]) for name in names}
     return Metrics(steps.astype(int), rollouts, cpu, wall, shadow, values)
 
@@ -199,7 +202,7 @@ def _evaluation(path: Path) -> RawEvaluation:
                 f'{path.name}, line {number} needs "task_id", "mode" (sampled or greedy) and a finite "reward"'
             )
         split = row.get("split") or "test"
-        if split not in ("test", "holdout"):
+        if split not in SPLITS:
             raise OddError(f'{path.name}, line {number}: "split" must be "test" or "holdout", not {split!r}')
         item = Item(str(row.get("family") or ""), str(task))
         if (once := (mode, split, item, row.get("repeat", 0))) in seen:

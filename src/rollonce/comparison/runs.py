@@ -1,7 +1,7 @@
 """Reads a directory of runs: ``compare.json``, and for each arm and seed its metrics, evaluations and result.
 
 What cannot be used is never dropped in silence: every run that is left out is named with its reason. A run that ended
-badly (a NaN loss, a collapse) *is* used, since leaving it out would flatter its arm; see `Run.ended_badly`.
+badly (a NaN loss, a collapse) *is* used, since leaving it out would flatter its arm; see `FinishedRun.ended_badly`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.comparison.reading import BAD_ENDS, MODES, SEED_FOLDER, Item, Metrics, OddError, RawRun, Sums, read_run
+from rollonce.comparison.reading import Item, Metrics, OddError, RawRun, Sums, read_run
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
+from rollonce.run_directory import BAD_ENDS, MODES, PLAN_FILE, RUNS_FOLDER, SEED_NAME, run_folder
 
 
 class Series(NamedTuple):
@@ -30,7 +31,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """One arm with one seed.
 
     Attributes:
@@ -92,7 +93,7 @@ class Runs:
 
     directory: str
     config: dict[str, Any]
-    arms: dict[str, list[Run]]
+    arms: dict[str, list[FinishedRun]]
     items: dict[tuple[str, str], list[Item]]
     modes: tuple[str, ...]
     left_out: list[LeftOut] = field(default_factory=list)
@@ -128,13 +129,13 @@ def load_runs(directory: str | Path) -> Runs:
     root = Path(directory)
     if not root.is_dir():
         raise InputError("no such directory; name the one that `rollonce compare` wrote", file=root)
-    config = _config(root / "compare.json")
-    folders = root / "runs"
+    config = _config(root / PLAN_FILE)
+    folders = root / RUNS_FOLDER
     if not folders.is_dir():
         raise InputError("has no folder runs/: nothing has been run yet", file=root)
     found: list[RawRun] = []
     left_out: list[LeftOut] = []
-    for arm, seed, folder in _expected(config, folders):
+    for arm, seed, folder in _expected(config, root):
         try:
             found.append(read_run(arm, seed, folder))
         except OddError as odd:
@@ -145,7 +146,7 @@ def load_runs(directory: str | Path) -> Runs:
     if not usable:
         reasons = "; ".join(f"{x.arm} seed {x.seed}: {x.reason}" for x in left_out[:4])
         raise InputError(f"no run in it can be used yet ({reasons or 'compare.json names none'})", file=root)
-    arms: dict[str, list[Run]] = {}
+    arms: dict[str, list[FinishedRun]] = {}
     for run in _same_curves([_finish(raw, items, modes) for raw in usable], modes[0], left_out):
         arms.setdefault(run.arm, []).append(run)
     ordered = {name: sorted(arms[name], key=lambda r: r.seed) for name in config["arms"] if name in arms}
@@ -174,13 +175,13 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _expected(config: dict[str, Any], folders: Path) -> list[tuple[str, int, Path]]:
+def _expected(config: dict[str, Any], root: Path) -> list[tuple[str, int, Path]]:
     out = []
     for arm in config["arms"]:
         seeds = set(config["seeds"])
-        if (folders / arm).is_dir():
-            seeds |= {int(m[1]) for p in (folders / arm).iterdir() if (m := SEED_FOLDER.match(p.name))}
-        out += [(arm, seed, folders / arm / f"seed{seed}") for seed in sorted(seeds)]
+        if (folder := root / RUNS_FOLDER / arm).is_dir():
+            seeds |= {int(m[1]) for p in folder.iterdir() if (m := SEED_NAME.match(p.name))}
+        out += [(arm, seed, run_folder(root, arm, seed)) for seed in sorted(seeds)]
     return out
 
 
@@ -228,7 +229,7 @@ def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], need
                     "common"
                 )
     last = max(raw.evaluations)
-    stands_in = raw.result["status"] in BAD_ENDS and last < raw.result["steps"]
+    stands_in = raw.result.status in BAD_ENDS and last < raw.result.steps
     for mode, split in needed:
         at = [step for step, evaluation in raw.evaluations.items() if (mode, split) in evaluation]
         if not at or (max(at) < last and not stands_in):
@@ -236,7 +237,7 @@ def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], need
     return ""
 
 
-def _curve_split(runs: Sequence[Run], mode: str, least: int) -> str:
+def _curve_split(runs: Sequence[FinishedRun], mode: str, least: int) -> str:
     """The split evaluated most often on the way, of those that at least so many runs have; the test items in case of
     doubt."""
     counts = {}
@@ -247,7 +248,7 @@ def _curve_split(runs: Sequence[Run], mode: str, least: int) -> str:
     return max(counts, key=lambda s: counts[s])
 
 
-def _same_curves(runs: list[Run], mode: str, left_out: list[LeftOut]) -> list[Run]:
+def _same_curves(runs: list[FinishedRun], mode: str, left_out: list[LeftOut]) -> list[FinishedRun]:
     """The runs whose learning curves can be held against each other: of the split that most have, with a step that most
     share."""
     if not runs:
@@ -280,8 +281,8 @@ def _same_curves(runs: list[Run], mode: str, left_out: list[LeftOut]) -> list[Ru
     return [r for r in usable if id(r) not in odd]
 
 
-def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[str, ...]) -> Run:
-    status, steps = str(raw.result["status"]), int(raw.result["steps"])
+def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[str, ...]) -> FinishedRun:
+    status, message, steps = raw.result[:3]
     last = max(raw.evaluations)
     stood_in = status in BAD_ENDS and last < steps
     series = {}
@@ -300,8 +301,7 @@ def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[
     truncated, tokens = (
         (sum(r.truncated for r in rows) / n, sum(r.tokens for r in rows) / n) if n else (math.nan, math.nan)
     )
-    message = str(raw.result.get("message") or "")
-    return Run(raw.arm, raw.seed, status, message, steps, raw.metrics, series, truncated, tokens, stood_in)
+    return FinishedRun(raw.arm, raw.seed, status, message, steps, raw.metrics, series, truncated, tokens, stood_in)
 
 
 def _mean(sums: Sums) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollonce.comparison.runs import Run
+from rollonce.comparison.runs import FinishedRun
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
 from rollonce.scoring.scorer import log_interval
@@ -20,13 +20,13 @@ LOO_NAMES = ("loo", "LOO mean", "LOO", "leave_one_out")
 BLOCKS = 10
 
 
-def loo_label(runs: Sequence[Run]) -> str | None:
+def loo_label(runs: Sequence[FinishedRun]) -> str | None:
     """Which of the shadow baselines is the in-batch leave-one-out mean; None if none is."""
     labels = {label for run in runs for label in run.metrics.shadow}
     return next((name for name in LOO_NAMES if name in labels), None)
 
 
-def shadow_ratios(runs: Sequence[Run], loo: str) -> dict[str, Estimate]:
+def shadow_ratios(runs: Sequence[FinishedRun], loo: str) -> dict[str, Estimate]:
     """Each shadow baseline's ratio to LOO over all steps of these runs, with a delete-a-block jackknife interval.
 
     Neighbouring steps are alike (the policy, a baseline's history), so each run is cut into up to ten blocks of
@@ -49,7 +49,7 @@ def shadow_ratios(runs: Sequence[Run], loo: str) -> dict[str, Estimate]:
     return out
 
 
-def _blocks(run: Run, label: str, loo: str) -> list[FloatArray]:
+def _blocks(run: FinishedRun, label: str, loo: str) -> list[FloatArray]:
     """Summed squared advantages (LOO's, the baseline's) of each block of steps that have both."""
     per_step = np.diff(run.metrics.rollouts_T, prepend=0.0)
     pair = np.stack([run.metrics.shadow[loo], run.metrics.shadow[label]]) * per_step

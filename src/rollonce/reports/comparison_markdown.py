@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rollonce import __version__
 from rollonce.comparison import Analysis
-from rollonce.comparison.reading import PARTS
 from rollonce.reports.comparison_page import p_text
 from rollonce.reports.comparison_words import (
     bracket,
@@ -24,6 +23,7 @@ from rollonce.reports.comparison_words import (
     shadow_sentence,
 )
 from rollonce.reports.words import interval, number
+from rollonce.run_directory import PARTS
 
 
 def comparison_markdown(analysis: Analysis, command: str) -> str:

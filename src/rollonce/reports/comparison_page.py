@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from rollonce import __version__
 from rollonce.comparison import Analysis, ArmSummary
-from rollonce.comparison.reading import PARTS
 from rollonce.files import write_whole_file
 from rollonce.reports import svg
 from rollonce.reports.comparison_svg import BANDS, Line, chart, linear_scale, seed_bar, stack
@@ -31,6 +30,7 @@ from rollonce.reports.comparison_words import (
 from rollonce.reports.html import page_environment
 from rollonce.reports.page import kind_of
 from rollonce.reports.words import interval, number
+from rollonce.run_directory import PARTS
 from rollonce.scoring import Estimate
 
 COLOURS = 10
