@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.policies.samples import rows_of, to_samples
+from rollonce.policies.samples import Samples, rows_of, to_samples
+from rollonce.policies.tinker_datums import to_datums
 from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
 from rollonce.policies.tinker_render import make_renderer
 from rollonce.policies.tinker_service import ServiceError, TinkerService, load_sdk, settle, without_key
@@ -100,14 +101,14 @@ def policy(**options: Any) -> TinkerPolicy:
 
 # Two rollouts: prompt of 3 and response of 2; prompt of 2 and response of 4.
 SAMPLES = to_samples(
-    ["abc", "xy"],
-    ["d", "zzzz"],
-    [[7, 8, 9], [5, 6]],
-    [[3, 1], [4, 4, 4, 4]],
-    [[-0.5, -0.25], [-1, -2, -3, -4]],
-    [False, True],
-    1.0,
-    0,
+    prompts=["abc", "xy"],
+    texts=["d", "zzzz"],
+    prompt_ids=[[7, 8, 9], [5, 6]],
+    response_ids=[[3, 1], [4, 4, 4, 4]],
+    log_probs=[[-0.5, -0.25], [-1, -2, -3, -4]],
+    truncated=[False, True],
+    temperature=1.0,
+    pad_id=0,
 )
 
 
@@ -120,7 +121,7 @@ def test_padding_and_back() -> None:
 
 
 def test_a_datum_predicts_each_token_from_those_before_and_blames_no_prompt_token() -> None:
-    first, second = policy().datums(SAMPLES, torch.tensor([2.0, -1.0]))
+    first, second = to_datums(SAMPLES, torch.tensor([2.0, -1.0]))
     assert first.model_input == [7, 8, 9, 3]
     assert first.loss_fn_inputs["target_tokens"].tolist() == [8, 9, 3, 1]
     assert first.loss_fn_inputs["logprobs"].tolist() == [0, 0, -0.5, -0.25]
@@ -130,15 +131,9 @@ def test_a_datum_predicts_each_token_from_those_before_and_blames_no_prompt_toke
 
 def test_advantages_a_token() -> None:
     per_token = torch.tensor([[1.0, 2.0, 9.0, 9.0], [3.0, 4.0, 5.0, 6.0]])  # what stands in the padding is not sent
-    first, second = policy().datums(SAMPLES, per_token)
+    first, second = to_datums(SAMPLES, per_token)
     assert first.loss_fn_inputs["advantages"].tolist() == [0, 0, 1, 2]
     assert second.loss_fn_inputs["advantages"].tolist() == [0, 3, 4, 5, 6]
-
-
-def test_token_mean_divides_by_the_batch_s_response_tokens() -> None:
-    first, second = policy(token_mean=True).datums(SAMPLES, torch.tensor([6.0, 12.0]))
-    assert first.loss_fn_inputs["advantages"].tolist() == [0, 0, 1, 1]
-    assert second.loss_fn_inputs["advantages"].tolist() == [0, 2, 2, 2, 2]
 
 
 def test_sequence_mean_undoes_a_service_s_division_by_length() -> None:
@@ -151,7 +146,7 @@ def test_sequence_mean_undoes_a_service_s_division_by_length() -> None:
     advantages = torch.tensor([2.0, -1.0])
 
     def totals(reduction: str) -> tuple[float, float]:
-        data = policy(reduction=reduction).datums(SAMPLES, advantages)
+        data = to_datums(SAMPLES, advantages, reduction=reduction)
         products = [d.loss_fn_inputs["advantages"] * g for d, g in zip(data, gains, strict=True)]
         return float(sum(p.sum() for p in products)), float(np.mean([float(p.mean()) for p in products]))
 
@@ -207,15 +202,28 @@ def test_settings_that_make_no_sense(options: dict[str, Any], said: str) -> None
         policy(**options)
 
 
+def two_rollouts(response_ids: list[list[int]], log_probs: list[list[float]]) -> Samples:
+    return to_samples(
+        prompts=["a", "b"],
+        texts=["", "x"],
+        prompt_ids=[[5], [6]],
+        response_ids=response_ids,
+        log_probs=log_probs,
+        truncated=[True, False],
+        temperature=1.0,
+        pad_id=0,
+    )
+
+
 def test_rows_with_nothing_to_learn_are_left_out_and_keep_their_place() -> None:
-    samples = to_samples(["a", "b"], ["", "x"], [[5], [6]], [[], [7]], [[], [-1.0]], [True, False], 1.0, 0)
+    samples = two_rollouts([[], [7]], [[], [-1.0]])
     p = policy()
-    (datum,) = p.datums(samples, torch.tensor([1.0, 2.0]))
+    (datum,) = to_datums(samples, torch.tensor([1.0, 2.0]))
     assert datum.model_input == [6]
     assert p.update(samples, torch.tensor([1.0, 2.0]), learning_rate=0.1).log_probs_BT.tolist() == [[0], [-1]]
-    empty = to_samples(["a"], [""], [[5]], [[]], [[]], [True], 1.0, 0)
+    empty = two_rollouts([[], []], [[], []])
     with pytest.raises(InputError, match="none of the rollouts"):
-        p.datums(empty, torch.zeros(1))
+        to_datums(empty, torch.zeros(2))
 
 
 def test_renderers() -> None:

@@ -172,7 +172,14 @@ def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[Rate
             # paired.
             against = crossed_difference(mine, other, paired=False)
         out.append(
-            RateCurve(base, [_point(runs, n, kind, drop) for n in names], chosen[base], how[base], over, against)
+            RateCurve(
+                base=base,
+                points=[_point(runs, n, kind, drop) for n in names],
+                chosen=chosen[base],
+                how=how[base],
+                over_rates=over,
+                against_reference=against,
+            )
         )
     compared = [k for k, c in enumerate(out) if c.against_reference is not None]
     adjusted = holm([c.against_reference.p for c in out if c.against_reference is not None])
@@ -197,11 +204,11 @@ def _point(runs: Runs, name: str, kind: tuple[str, str], drop: float) -> RatePoi
     n = sum(collapsed(r, kind, drop) for r in arm_runs)
     final = crossed_mean(np.array([r.final(*kind) for r in arm_runs]))
     return RatePoint(
-        name,
-        runs.rate_of(name),
-        final,
-        _mean_final(arm_runs, (kind[0], "holdout")),
-        share(n, len(arm_runs)),
-        n,
-        len(arm_runs),
+        arm=name,
+        rate=runs.rate_of(name),
+        final=final,
+        holdout=_mean_final(arm_runs, (kind[0], "holdout")),
+        collapsed=share(n, len(arm_runs)),
+        n_collapsed=n,
+        n_runs=len(arm_runs),
     )

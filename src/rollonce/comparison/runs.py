@@ -301,7 +301,18 @@ def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[
     truncated, tokens = (
         (sum(r.truncated for r in rows) / n, sum(r.tokens for r in rows) / n) if n else (math.nan, math.nan)
     )
-    return FinishedRun(raw.arm, raw.seed, status, message, steps, raw.metrics, series, truncated, tokens, stood_in)
+    return FinishedRun(
+        arm=raw.arm,
+        seed=raw.seed,
+        status=status,
+        message=message,
+        steps=steps,
+        metrics=raw.metrics,
+        series=series,
+        truncated=truncated,
+        tokens=tokens,
+        stood_in=stood_in,
+    )
 
 
 def _mean(sums: Sums) -> float:

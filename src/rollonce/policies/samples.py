@@ -112,15 +112,15 @@ class Samples:
         left = lambda x: torch.nn.functional.pad(x, (p - x.shape[1], 0))  # noqa: E731
         right = lambda x: torch.nn.functional.pad(x, (0, t - x.shape[1]))  # noqa: E731
         return cls(
-            [x for s in parts for x in s.prompts],
-            [x for s in parts for x in s.texts],
-            torch.cat([left(s.prompt_ids_BP) for s in parts]),
-            torch.cat([left(s.prompt_mask_BP) for s in parts]),
-            torch.cat([right(s.response_ids_BT) for s in parts]),
-            torch.cat([right(s.response_mask_BT) for s in parts]),
-            torch.cat([right(s.log_probs_BT) for s in parts]),
-            torch.cat([s.truncated_B for s in parts]),
-            parts[0].temperature,
+            prompts=[x for s in parts for x in s.prompts],
+            texts=[x for s in parts for x in s.texts],
+            prompt_ids_BP=torch.cat([left(s.prompt_ids_BP) for s in parts]),
+            prompt_mask_BP=torch.cat([left(s.prompt_mask_BP) for s in parts]),
+            response_ids_BT=torch.cat([right(s.response_ids_BT) for s in parts]),
+            response_mask_BT=torch.cat([right(s.response_mask_BT) for s in parts]),
+            log_probs_BT=torch.cat([right(s.log_probs_BT) for s in parts]),
+            truncated_B=torch.cat([s.truncated_B for s in parts]),
+            temperature=parts[0].temperature,
         )
 
     def with_log_probs(self, log_probs_BT: Tensor) -> Samples:
@@ -198,6 +198,7 @@ def rows_of(samples: Samples) -> list[tuple[list[int], list[int], list[float]]]:
 
 
 def to_samples(
+    *,
     prompts: list[str],
     texts: list[str],
     prompt_ids: Sequence[Sequence[int]],
@@ -220,13 +221,13 @@ def to_samples(
             response_mask_BT[b, : len(response)] = True
             log_probs_BT[b, : len(response)] = torch.tensor(lps)
     return Samples(
-        prompts,
-        texts,
-        prompt_ids_BP,
-        prompt_mask_BP,
-        response_ids_BT,
-        response_mask_BT,
-        log_probs_BT,
-        torch.tensor(truncated),
-        temperature,
+        prompts=prompts,
+        texts=texts,
+        prompt_ids_BP=prompt_ids_BP,
+        prompt_mask_BP=prompt_mask_BP,
+        response_ids_BT=response_ids_BT,
+        response_mask_BT=response_mask_BT,
+        log_probs_BT=log_probs_BT,
+        truncated_B=torch.tensor(truncated),
+        temperature=temperature,
     )

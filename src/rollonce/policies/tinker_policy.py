@@ -14,24 +14,22 @@ backends only, not for JAX.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollonce.errors import InputError
 from rollonce.policies.samples import Samples, rows_of, to_samples
+from rollonce.policies.tinker_datums import REDUCTIONS, TinkerUpdate, grad_norm_of, returned_log_probs, to_datums
 from rollonce.policies.tinker_render import Renderer, load_tokenizer, make_renderer
 from rollonce.policies.tinker_service import TinkerService, load_sdk, settle
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
 """Losses of the services that take (target tokens, sampling log-probabilities, advantages)."""
-
-REDUCTIONS = ("sum", "sequence_mean")
 
 
 @dataclass(frozen=True)
@@ -51,22 +49,6 @@ class AdamSettings:
     grad_clip_norm: float = 0.0
 
 
-class TinkerUpdate(NamedTuple):
-    """What an optimizer step told.
-
-    Attributes:
-        log_probs_BT: Of the responses under the weights *before* the step, as the trainer computed them (float32, 0 in
-            the padding). Less the samples' own they are 0 when on-policy, up to rounding: the check that sampler and
-            trainer agree.
-        grad_norm: Before clipping; NaN where the service does not tell (Tinker does not, SkyRL does).
-        metrics: The service's own.
-    """
-
-    log_probs_BT: Tensor
-    grad_norm: float
-    metrics: dict[str, float]
-
-
 class TinkerPolicy:
     """A LoRA being trained on a service, with the methods that a training loop needs.
 
@@ -81,8 +63,6 @@ class TinkerPolicy:
         lora_rank: Rank of the adapters.
         seed: Of the adapters' initial values.
         prompt_template: ``{prompt}`` with what the model should be told besides.
-        token_mean: Send advantages divided by the batch's response tokens, so that the loss is the mean over tokens as
-            in the local loop; else the sum, as tinker-cookbook has it. (Adam hardly notices the scale.)
         reduction: What the service's loss does with a rollout's tokens. ``sum``: adds them up, as Tinker does.
             ``sequence_mean``: as SkyRL's JAX backend has it, the mean over each datum's positions and then over datums;
             the advantages are scaled so that the gradient is the one that a sum would give, up to one factor for the
@@ -104,7 +84,6 @@ class TinkerPolicy:
         lora_rank: int = 32,
         seed: int = 0,
         prompt_template: str = "{prompt}",
-        token_mean: bool = False,
         reduction: str = "sum",
     ) -> None:
         if loss not in LOSSES:
@@ -123,7 +102,7 @@ class TinkerPolicy:
         self.service, self.model, self.tokenizer, self.renderer = service, model, tokenizer, renderer
         self.loss, self.loss_config, self.adam = loss, loss_config, adam or AdamSettings()
         self.lora_rank, self.seed, self.prompt_template = lora_rank, seed, prompt_template
-        self.token_mean, self.reduction = token_mean, reduction
+        self.reduction = reduction
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0)
         self.steps = 0
         self._trainer: Any = None
@@ -177,7 +156,6 @@ class TinkerPolicy:
             "prompt_template": self.prompt_template,
             "loss": self.loss,
             "loss_config": self.loss_config,
-            "token_mean": self.token_mean,
             "reduction": self.reduction,
             "adam": asdict(self.adam),
             "lora_rank": self.lora_rank,
@@ -279,7 +257,16 @@ class TinkerPolicy:
                 )
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
         truncated = [str(s.stop_reason) != "stop" for s in sequences]
-        return to_samples(list(prompts), texts, encoded, responses, log_probs, truncated, temperature, self.pad_id)
+        return to_samples(
+            prompts=list(prompts),
+            texts=texts,
+            prompt_ids=encoded,
+            response_ids=responses,
+            log_probs=log_probs,
+            truncated=truncated,
+            temperature=temperature,
+            pad_id=self.pad_id,
+        )
 
     def log_probs(self, samples: Samples) -> Tensor:
         """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in
@@ -321,58 +308,6 @@ class TinkerPolicy:
 
     # ---- learning
 
-    def datums(self, samples: Samples, advantages: Tensor | Sequence[float]) -> list[Any]:
-        """What `update` sends: one datum a rollout, its input and targets shifted by one, advantage 0 on the prompt.
-
-        Args:
-            samples: B rollouts, sampled at temperature 1.
-            advantages: (B,), or (B, T) one a token.
-
-        Raises:
-            InputError: another shape, a number that is not finite, or rollouts of another temperature.
-        """
-        tinker = load_sdk()
-        advantages = torch.as_tensor(advantages, dtype=torch.float64)
-        if advantages.shape not in (samples.response_mask_BT.shape, samples.response_mask_BT.shape[:1]):
-            want = tuple(samples.response_mask_BT.shape)
-            raise InputError(f"advantages must be of shape {want[:1]} or {want}, not {tuple(advantages.shape)}")
-        if not torch.isfinite(advantages).all():
-            raise InputError(
-                "an advantage is not finite; one such number would ruin the weights on the service for good"
-            )
-        if samples.temperature != 1.0:
-            raise InputError(
-                f"these rollouts were sampled at temperature {samples.temperature:g}; a service's loss knows "
-                "log-probabilities at 1 only"
-            )
-        rows = rows_of(samples)
-        scale = 1.0 / samples.n_tokens if self.token_mean and samples.n_tokens else 1.0
-        mean_positions = sum(len(p) + len(r) - 1 for p, r, _ in rows) / max(1, len(rows))
-        data = []
-        for b, (prompt, response, log_probs) in enumerate(rows):
-            ids = prompt + response
-            if len(ids) < 2:
-                continue  # nothing follows anything
-            before = len(prompt) - 1
-            factor = scale * ((len(ids) - 1) / mean_positions if self.reduction == "sequence_mean" else 1.0)
-            own = (
-                advantages[b, : len(response)] if advantages.ndim == 2 else advantages[b].expand(len(response))
-            ) * factor
-            inputs = {
-                "target_tokens": torch.tensor(ids[1:], dtype=torch.int64),
-                "logprobs": torch.tensor([0.0] * before + log_probs, dtype=torch.float32),
-                "advantages": torch.cat([torch.zeros(before, dtype=torch.float64), own]).float(),
-            }
-            data.append(
-                tinker.Datum(
-                    model_input=tinker.ModelInput.from_ints(ids[:-1]),
-                    loss_fn_inputs={name: tinker.TensorData.from_torch(x) for name, x in inputs.items()},
-                )
-            )
-        if not data:
-            raise InputError("none of the rollouts has a token to learn from")
-        return data
-
     def update(self, samples: Samples, advantages: Tensor | Sequence[float], *, learning_rate: float) -> TinkerUpdate:
         """One optimizer step.
 
@@ -382,12 +317,12 @@ class TinkerPolicy:
             learning_rate: Adam's.
 
         Raises:
-            InputError: see `datums`; a negative learning rate.
+            InputError: see `to_datums`; a negative learning rate.
         """
         tinker = load_sdk()
         if not learning_rate >= 0:
             raise InputError(f"the learning rate must be at least 0, not {learning_rate}")
-        data = self.datums(samples, advantages)
+        data = to_datums(samples, advantages, reduction=self.reduction)
         trainer = self.trainer
         known = getattr(tinker.AdamParams, "model_fields", {})
         sent = {name: value for name, value in asdict(self.adam).items() if name in known or value}
@@ -408,20 +343,8 @@ class TinkerPolicy:
             for name, v in (getattr(optimizer, "metrics", None) or {}).items()
             if isinstance(v, int | float)
         }
-        norms = [
-            v
-            for name, v in metrics.items()
-            if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm")
-        ]
-        log_probs_BT = torch.zeros(samples.response_mask_BT.shape)
-        returned = iter(forward.loss_fn_outputs)
-        for b, (prompt, response, _) in enumerate(rows_of(samples)):
-            if len(prompt) + len(response) > 1:
-                found = [float(x) for x in next(returned)["logprobs"].data]
-                log_probs_BT[b, : len(response)] = torch.tensor(
-                    found[len(prompt) - 1 : len(prompt) - 1 + len(response)]
-                )
-        return TinkerUpdate(log_probs_BT, norms[0] if norms else math.nan, metrics)
+        log_probs_BT = returned_log_probs(forward.loss_fn_outputs, samples)
+        return TinkerUpdate(log_probs_BT, grad_norm_of(metrics), metrics)
 
     # ---- checkpoints
 

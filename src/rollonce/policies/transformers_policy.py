@@ -299,7 +299,19 @@ class TransformersPolicy:
             texts = [
                 self.tokenizer.decode(i[m], skip_special_tokens=True) for i, m in zip(ids_BT, mask_BT, strict=True)
             ]
-            parts.append(Samples(some, texts, ids_BP, mask_BP, ids_BT, mask_BT, log_probs_BT, truncated_B, temperature))
+            parts.append(
+                Samples(
+                    prompts=some,
+                    texts=texts,
+                    prompt_ids_BP=ids_BP,
+                    prompt_mask_BP=mask_BP,
+                    response_ids_BT=ids_BT,
+                    response_mask_BT=mask_BT,
+                    log_probs_BT=log_probs_BT,
+                    truncated_B=truncated_B,
+                    temperature=temperature,
+                )
+            )
         return parts[0] if len(parts) == 1 else Samples.concatenate(parts)
 
     def evaluate(self, samples: Samples, *, hidden: bool = False) -> Evaluation:

@@ -210,8 +210,16 @@ class CookbookEngine:
         try:
             rows = [policy.encode(p) for p in prompts]
             zeros = [[0.0] * (len(r) - 1) for r in rows]
-            first, rest = [r[:1] for r in rows], [r[1:] for r in rows]
-            samples = to_samples(list(prompts), [""] * len(rows), first, rest, zeros, [False] * len(rows), 1.0, 0)
+            samples = to_samples(
+                prompts=list(prompts),
+                texts=[""] * len(rows),
+                prompt_ids=[r[:1] for r in rows],
+                response_ids=[r[1:] for r in rows],
+                log_probs=zeros,
+                truncated=[False] * len(rows),
+                temperature=1.0,
+                pad_id=0,
+            )
             found = policy.log_probs(samples).double().tolist()
         finally:
             policy.close()

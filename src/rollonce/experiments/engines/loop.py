@@ -219,14 +219,14 @@ class LoopEngine:
         rows = [policy.encode(p) if self.service else policy.encode([p])[0][0].tolist() for p in prompts]
         zeros = [[0.0] * (len(r) - 1) for r in rows]
         samples = to_samples(
-            list(prompts),
-            [""] * len(rows),
-            [r[:1] for r in rows],
-            [r[1:] for r in rows],
-            zeros,
-            [False] * len(rows),
-            1.0,
-            0,
+            prompts=list(prompts),
+            texts=[""] * len(rows),
+            prompt_ids=[r[:1] for r in rows],
+            response_ids=[r[1:] for r in rows],
+            log_probs=zeros,
+            truncated=[False] * len(rows),
+            temperature=1.0,
+            pad_id=0,
         )
         found = policy.log_probs(samples).detach().double().tolist()
         log_probs = [row[: len(r) - 1] for row, r in zip(found, rows, strict=True)]

@@ -3,8 +3,6 @@ the preflight."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 
 from rollonce.baselines import Baseline
@@ -22,21 +20,19 @@ class ServicePath(OwnPath):
         """See `rollonce.experiments.preflight.Path`."""
         from rollonce.policies.objective import loss_weights
         from rollonce.policies.samples import to_samples
-        from rollonce.policies.tinker_policy import TinkerPolicy
+        from rollonce.policies.tinker_datums import to_datums
 
-        nobody = SimpleNamespace(pad_token_id=0, eos_token_id=0)
-        policy = TinkerPolicy(SimpleNamespace(name="none"), "none", nobody, nobody, loss="importance_sampling")  # type: ignore[arg-type]
         n = len(batch.prompts)
         samples = to_samples(
-            batch.prompts,
-            [""] * n,
-            batch.prompt_tokens,
-            batch.response_tokens,
-            batch.old_log_probs,
-            [False] * n,
-            1.0,
-            0,
+            prompts=batch.prompts,
+            texts=[""] * n,
+            prompt_ids=batch.prompt_tokens,
+            response_ids=batch.response_tokens,
+            log_probs=batch.old_log_probs,
+            truncated=[False] * n,
+            temperature=1.0,
+            pad_id=0,
         )
         advantages_B = torch.from_numpy(baseline.advantages(as_batch(batch)))
         weights_BT = loss_weights(samples.response_mask_BT, "token-mean").double()
-        return read_datums(policy.datums(samples, weights_BT * advantages_B[:, None]))
+        return read_datums(to_datums(samples, weights_BT * advantages_B[:, None]))

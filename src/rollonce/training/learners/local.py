@@ -205,7 +205,13 @@ class LocalLearner:
             norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), math.inf if limit is None else limit))
             kl = kl_sum / n_tokens if with_kl else None
             update = Update(
-                total, norm, entropy / n_tokens, kl, kl_old_sum / n_tokens, gated / len(samples), clipped / n_tokens
+                loss=total,
+                grad_norm=norm,
+                entropy=entropy / n_tokens,
+                kl=kl,
+                kl_old=kl_old_sum / n_tokens,
+                gated=gated / len(samples),
+                clipped=clipped / n_tokens,
             )
             if first is None:
                 first = update

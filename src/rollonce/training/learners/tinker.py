@@ -124,7 +124,15 @@ class TinkerLearner:
                 k3 = k3_BT(told.log_probs_BT.double(), self.policy.base_log_probs(samples).double())
                 kl = float((k3 * mask_BT).sum()) / n_tokens
             kl_old = float((bernoulli_kl_BT(told.log_probs_BT, old_BT) * mask_BT).sum()) / n_tokens
-            update = Update(-float((gain_BT * weights_BT).sum()), told.grad_norm, math.nan, kl, kl_old, 0.0, clipped)
+            update = Update(
+                loss=-float((gain_BT * weights_BT).sum()),
+                grad_norm=told.grad_norm,
+                entropy=math.nan,
+                kl=kl,
+                kl_old=kl_old,
+                gated=0.0,
+                clipped=clipped,
+            )
             first = update if first is None else first._replace(kl_old=update.kl_old, clipped=update.clipped)
         assert first is not None
         return first
