@@ -221,6 +221,8 @@ def test_what_is_written_is_what_the_schema_says(tmp_path, splits):
         assert sum(r["response_tokens"] for r in mine) == row["tokens"]
     read = read_rollouts(str(tmp_path / "rollouts.jsonl"))
     assert (read.n_rollouts, list(np.unique(read.steps_R))) == (24, [1, 2, 3])
+    assert sorted(read.log_probs_R) == sorted(r["log_prob"] for r in rollouts)
+    assert sorted(read.lengths_R) == sorted(r["response_tokens"] for r in rollouts)
     # The first step's log-probabilities, worked out apart from the loop by the start policy that sampled them.
     tasks = list(step_tasks(splits.train, 8, 1, 0))
     samples = LocalLearner(config).sample(
