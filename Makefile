@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_SET := rg_easy_gemma3_27b_G3
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# pip warns about every index location that is not there, once for each package: those lines go, errors and the exit code stay.
+SHELL := bash
+PIP := set -o pipefail; $(BIN)/python -m pip --disable-pip-version-check
+QUIETLY := 2>&1 | sed '/^WARNING: Location .* is ignored: it is /d'
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
@@ -44,12 +47,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing rollonce and what training needs (a CPU build of torch, transformers) into $(VENV) (two minutes or so the first time)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[train]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing rollonce with its extras and the test tools into $(VENV) (some minutes the first time)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,embed,train,inspect,trl]'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,embed,train,inspect,trl]' $(QUIETLY)
 	@touch $(VENV)/.train $@
 
 clean:

@@ -34,9 +34,19 @@ class FakeServer:
     """
 
     def __init__(
-        self, *, models: list[str] | None = None, trouble: Trouble | None = None, delay: float = 0.0, usage: bool = True
+        self,
+        *,
+        models: list[str] | None = None,
+        listing: str = "works",
+        trouble: Trouble | None = None,
+        delay: float = 0.0,
+        usage: bool = True,
     ) -> None:
+        """``listing``: what ``GET /models`` does: ``works``; ``fails`` (status 500, after which the connection is
+        dropped when it is used again, as transformers serve does where the hub has no cache); ``drops`` (no answer at
+        all)."""
         self.models, self.trouble, self.delay, self.usage = models, trouble, delay, usage
+        self.listing = listing
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.key: str | None = None
         self.limit: int | None = None
@@ -52,8 +62,15 @@ class FakeServer:
 
             def log_message(self, *args: Any) -> None: ...
 
+            spoiled = False  # this connection is dropped at its next request
+
             def do_GET(self) -> None:
-                if fake.models is None:
+                if fake.listing == "drops":
+                    self.close_connection = True
+                elif fake.listing == "fails":
+                    self.spoiled = True
+                    self.reply(500, {"error": "Internal Server Error"})
+                elif fake.models is None:
                     self.reply(404, {"error": "Not Found"})
                 elif self.refused():
                     return
@@ -61,6 +78,9 @@ class FakeServer:
                     self.reply(200, {"object": "list", "data": [{"id": m, "object": "model"} for m in fake.models]})
 
             def do_POST(self) -> None:
+                if self.spoiled:
+                    self.close_connection = True
+                    return
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with fake._lock:
                     k = len(fake.requests)

@@ -136,7 +136,7 @@ URL = "http://127.0.0.1:9/v1"
         ),
         (
             ["m", "--url", URL, "--tasks-from", "jsonl:sums.jsonl", "--tasks", "20"],
-            ["in the split 'calibration'", "--split all takes all 24"],
+            ["in the split 'holdout'", "--split all takes all 24"],
         ),
         (["m", "--url", URL, "--tasks-from", "jsonl:none.jsonl"], ["none.jsonl", "cannot be opened"]),
         (["m", "--url", URL, "--tasks-from", "jsonk:none.jsonl"], ["no source of tasks 'jsonk'", "reasoning-gym"]),
@@ -153,7 +153,7 @@ URL = "http://127.0.0.1:9/v1"
         (["m", "--url", URL, "--tasks-from", "embedded", "--extra", "{"], ["--extra", "JSON"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--extra", '{"seed": 1}'], ["--extra", "'seed'"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--api", "chats"], ["--api", "chat, completions"]),
-        (["m", "--url", URL, "--tasks-from", "embedded", "--split", "tests"], ["--split", "calibration"]),
+        (["m", "--url", URL, "--tasks-from", "embedded", "--split", "tests"], ["--split", "holdout"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--split", "all"], ["finite sets"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--temperature", "0"], ["--temperature 0"]),
         (["m", "--url", URL, "--tasks-from", "embedded", "--temperature", "nan"], ["--temperature"]),
@@ -244,7 +244,7 @@ def test_the_interval_halves_where_the_summary_says(tmp_path):
 
 def test_cost():
     settings = Settings("m", "t", "o", price_in=0.5, price_out=1.5)
-    counts = Counts(4, 0, {}, 4_000_000, 2_000_000, 0, 10.0, 0, 1)
+    counts = Counts(rollouts=4, prompt_tokens=4_000_000, response_tokens=2_000_000, seconds=10.0)
     assert cost_of(counts, settings).money == 5.0
     free: Any = Settings("m", "t", "o")
     assert cost_of(counts, free).money is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_every_row_is_what_the_server_said_and_the_reader_agrees(ask):
         assert r["response"] == text
         assert r["seed"] == seed
         assert r["reward"] == float(text.endswith(f" {a + a * a}"))
-        assert (r["response_length"], r["prompt_tokens"], r["truncated"]) == (3, 4, False)
+        assert (r["response_tokens"], r["prompt_tokens"], r["truncated"]) == (3, 4, False)
         assert r["size"] == ("large" if a > 11 else "small")
     assert 0 < sum(r["reward"] for r in rows) < 24
     assert len(set(server.asked())) == len(server.asked()) == 24
@@ -85,7 +86,14 @@ def test_a_system_message_goes_before_the_prompt_in_a_chat(ask):
 
 @pytest.mark.parametrize("limit", [1, 3, 8])
 def test_no_more_requests_at_once_than_allowed_and_as_many_as_that(ask, limit):
-    with FakeServer(delay=0.03) as server:
+    together = threading.Barrier(limit)
+
+    def trouble(k: int, body: dict[str, Any]) -> None:
+        if 1 <= k <= limit:  # after the first, which is sent alone, none of these is answered before all are there
+            together.wait(timeout=600)
+            time.sleep(0.1)  # and one too many would be seen
+
+    with FakeServer(trouble=trouble) as server:
         collect(ask(server.url, concurrency=limit))
     assert server.most_at_once == limit
 
@@ -115,7 +123,7 @@ def test_momentary_failures_are_tried_again_with_growing_waits(ask, impatient):
 
 
 def test_retry_after_is_heeded_in_seconds_and_as_a_date(ask, impatient):
-    when = email.utils.formatdate(time.time() + 40, usegmt=True)
+    when = email.utils.formatdate(time.time() + 500, usegmt=True)
     heads = {1: {"Retry-After": "7.5"}, 2: {"Retry-After": when}, 3: {"Retry-After": "nonsense"}}
 
     def trouble(k: int, body: dict[str, Any]) -> Any:
@@ -124,7 +132,7 @@ def test_retry_after_is_heeded_in_seconds_and_as_a_date(ask, impatient):
     with FakeServer(trouble=trouble) as server:
         collect(ask(server.url, concurrency=1))
     assert impatient[0] == 7.5
-    assert 30 < impatient[1] <= 40
+    assert 100 < impatient[1] <= 500
     assert 1 <= impatient[2] <= 2
 
 
@@ -159,12 +167,13 @@ def test_retries_are_bounded_and_what_was_answered_is_kept(ask, tmp_path):
 
 def test_a_request_that_hangs_is_given_up_and_sent_again(ask):
     with FakeServer(trouble=lambda k, body: "hang" if k == 3 else None) as server:
-        settings = ask(server.url, timeout=0.5, concurrency=4)
-        began = time.monotonic()
-        assert collect(settings).counts.retries == 1
-    assert time.monotonic() - began < 10
+        # On a busy machine others may be given up as well, so how often is not counted.
+        settings = ask(server.url, timeout=0.5, concurrency=4, retries=100)
+        retries = collect(settings).counts.retries
     assert len(rows_of(settings)) == 24
-    assert len(server.requests) == 25
+    assert len(server.requests) == 24 + retries
+    asked = server.asked()
+    assert asked.count(asked[3]) >= 2
 
 
 def test_a_server_that_refuses_seeds_is_asked_without_and_the_note_says_so(ask):
@@ -236,7 +245,7 @@ def test_tokens_that_the_server_does_not_report_are_said_to_be_unknown(ask):
         settings = ask(server.url)
         done = collect(settings)
     assert done.counts.unknown == 24
-    assert {r["response_length"] for r in rows_of(settings)} == {None}
+    assert {r["response_tokens"] for r in rows_of(settings)} == {None}
     assert read_rollouts(settings.out).n_rollouts == 24
 
 
@@ -265,11 +274,18 @@ def test_a_wrong_key_is_a_sentence_without_the_key(ask, monkeypatch, models):
             collect(ask(server.url))
 
 
-def test_no_server_is_said_at_once(ask):
-    began = time.monotonic()
+def test_no_server_is_said_at_once(ask, impatient):
     with pytest.raises(InputError, match=r"no server answers at http://127.0.0.1:9/v1"):
         collect(ask("http://127.0.0.1:9/v1"))
-    assert time.monotonic() - began < 5
+    assert impatient == []
+
+
+@pytest.mark.parametrize("listing", ["fails", "drops"])
+def test_a_listing_that_fails_costs_no_try(ask, listing):
+    said: list[str] = []
+    with FakeServer(listing=listing) as server:
+        done = collect(ask(server.url, retries=0), say=said.append)
+    assert (done.counts.rollouts, done.counts.retries, said) == (24, 0, [])
 
 
 @pytest.mark.parametrize("status", [404, 500])
@@ -301,9 +317,16 @@ def test_a_wrong_path_points_to_the_address_and_the_api(ask):
 
 def test_a_stopped_collection_leaves_no_request_behind(ask):
     """The first failure for good ends all workers."""
-    with FakeServer(delay=0.02, trouble=lambda k, body: (400, {}, {"error": "bad"}) if k == 9 else None) as server:
+    together = threading.Barrier(4)
+
+    def trouble(k: int, body: dict[str, Any]) -> Any:
+        if k < 9:
+            return None
+        together.wait(timeout=600)  # all four are under way when one of them fails
+        return (400, {}, {"error": "bad"}) if k == 9 else "hang"
+
+    with FakeServer(trouble=trouble) as server:
         with pytest.raises(InputError, match="refuses the request"):
             collect(ask(server.url, concurrency=4))
-        seen = len(server.requests)
         time.sleep(0.3)
-        assert len(server.requests) == seen <= 9 + 4
+        assert len(server.requests) == 9 + 4

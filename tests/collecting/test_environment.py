@@ -71,9 +71,9 @@ def test_a_rollout_that_meets_the_limit_earns_nothing(reward):
     # Without verifiers: the asker's reading of an episode needs none of it.
     asker = EnvironmentAsker.__new__(EnvironmentAsker)
     asker.note, asker._reader = {}, Verifiers(Options())
-    assert asker._sampled(episode_of("stop", 1.0)) == Sampled("So the answer is 4", 7, 16, False, reward=2.0)
+    assert asker._sampled(episode_of("stop", 1.0)) == Sampled("So the answer is 4", 7, 16, reward=2.0)
     cut = asker._sampled(episode_of("length", reward))
-    assert cut == Sampled("So the answer is 4", 7, 16, True, reward=0.0, failure="truncated")
+    assert cut == Sampled("So the answer is 4", 7, 16, truncated=True, reward=0.0, failure="truncated")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_rollouts_and_rewards_are_the_environments(small_sums, tmp_path):
         assert r["response"] == said
         assert r["reward"] == 2.0 * said.endswith(f" {a + a * a}")
         assert r["task_id"].startswith("small-sums-rollonce/")
-        assert r["response_length"] == 3
+        assert r["response_tokens"] == 3
     assert {r["reward"] for r in rows} == {0.0, 2.0}
     assert server.most_at_once <= 2
     body = server.requests[0][1]

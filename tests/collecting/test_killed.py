@@ -20,6 +20,18 @@ from fake_server import FakeServer
 from rollonce.collecting import Settings, collect
 
 RUN = [sys.executable, "-m", "rollonce.cli", "collect"]
+KILLED_AT_8 = """
+import os, signal, sys
+from rollonce.cli import main
+from rollonce.collecting.store import Store
+write = Store.write
+def write_and_die(store, rows):
+    write(store, rows)
+    if len(store.rows) >= 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+Store.write = write_and_die
+main(sys.argv[1:])
+"""
 
 
 def start(*argv: object) -> subprocess.Popen[str]:
@@ -52,7 +64,8 @@ def test_killed_again_and_again_at_a_server(sums, tmp_path):
     out = tmp_path / "out.jsonl"
     part = tmp_path / "out.jsonl.part"
     rng = random.Random(4)
-    with FakeServer(delay=0.02) as server:
+    answered = 0  # requests that are answered; later ones hang, so that a busy machine finishes no run before its kill
+    with FakeServer(trouble=lambda k, body: None if k < answered else "hang") as server:
         argv = [
             "fake-model",
             "--url",
@@ -67,14 +80,17 @@ def test_killed_again_and_again_at_a_server(sums, tmp_path):
         argv += ["--tasks", 12, "--rollouts", 8, "--concurrency", 4, "--out", out]
         kills = 0
         for _ in range(3):
+            more = rng.randint(3, 25)
+            answered = len(server.requests) + more + 4
             process = start(*argv)
-            kills += kill_after(process, part, rng.randint(3, 25))
+            kills += kill_after(process, part, more)
             # What a kill in the midst of a write leaves.
             with open(part, "ab") as f:
                 f.write(b'{"task_id": "s1", "rollout_id": 0, "prom')
         assert kills == 3
         assert not out.exists()
         kept = lines_of(part)
+        answered = 1000
         process = start(*argv)
         _, err = process.communicate(timeout=900)
         assert process.returncode == 0, err
@@ -99,8 +115,10 @@ def test_the_embedded_policy_writes_the_same_file_killed_or_not(tmp_path):
     part = tmp_path / "killed.jsonl.part"
     settings = Settings("embedded", "embedded", str(whole), n_tasks=8, n_rollouts=6, batch_rows=4, max_tokens=40)
     assert collect(settings).added == 48
-    assert kill_after(start(*common, "--out", killed), part, 5)
-    assert 5 <= lines_of(part) < 48
+    command = [sys.executable, "-c", KILLED_AT_8, "collect", *map(str, common), "--out", killed]
+    done = subprocess.run(command, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert lines_of(part) == 8
     # A write of four rows that was cut in the middle of its third.
     data = part.read_bytes()
     lines = data.splitlines(keepends=True)
@@ -114,7 +132,7 @@ def test_the_embedded_policy_writes_the_same_file_killed_or_not(tmp_path):
 
 def test_ctrl_c_says_what_is_kept(sums, tmp_path):
     out = tmp_path / "out.jsonl"
-    with FakeServer(delay=0.05) as server:
+    with FakeServer(trouble=lambda k, body: "hang" if k > 20 else None) as server:
         part = Path(str(out) + ".part")
         argv = [
             "fake-model",
@@ -167,7 +185,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_row(sums, tmp_path):
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         assert "cannot be written: File too large" in done.stderr
-        assert "are kept in out.jsonl.part: make room and give the same command again" in done.stderr
+        assert "are kept in out.jsonl.part, and the same command goes on there" in done.stderr
         kept = Path(str(out) + ".part").read_bytes()
         assert 0 < len(kept) <= 5000
         assert kept.endswith(b"}\n")

@@ -59,7 +59,7 @@ def test_a_run_in_two_parts_gives_the_rows_of_one_run(ask, tmp_path):
         ({"extra": {"top_p": 0.5}}, ["--extra {}, not {'top_p': 0.5}"]),
         ({"api": "completions"}, ["--api 'chat', not 'completions'"]),
         ({"grader": "exact"}, ["--grader 'numeric_exact', not 'exact'"]),
-        ({"n_rollouts": 3}, ["4 rollouts a task, more than the 3 now asked for"]),
+        ({"n_rollouts": 3}, ["4 rollouts of each task, more than the 3 now asked for"]),
         ({"n_tasks": 5}, ["6 tasks, of which", "is not among the 5 now asked for"]),
     ],
 )
@@ -75,6 +75,17 @@ def test_other_settings_are_refused_naming_what_differs(ask, changes, words):
     assert Path(ask(None).out).read_bytes() == before
     with FakeServer() as elsewhere:  # the refusal has broken nothing; another address is no other policy
         assert collect(ask(elsewhere.url, concurrency=2, retries=1, timeout=9.0, price_in=1.0)).added == 0
+
+
+def test_the_hold_out_by_its_old_name_is_the_hold_out(ask):
+    """Files and commands of rollonce 0.1 say ``calibration``."""
+    with FakeServer() as server:
+        collect(ask(server.url, split="holdout", n_tasks=2))
+        note = Path(ask(None).out + ".collect.json")
+        written = json.loads(note.read_text())
+        assert written["settings"]["split"] == "holdout"
+        note.write_text(json.dumps(written | {"settings": written["settings"] | {"split": "calibration"}}))
+        assert collect(ask(server.url, split="calibration", n_tasks=2)).added == 0
 
 
 def test_a_task_whose_text_has_changed_is_refused(ask, sums):

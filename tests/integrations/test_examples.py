@@ -84,7 +84,7 @@ def test_modal_script_calls_rollonce_as_it_is(tmp_path):
     assert (ROOT / module.SPEC).exists()
     command = module.compare_command(str(ROOT / module.SPEC), str(tmp_path / "out"), [0, 1])
     assert command[-3:] == ["--seeds", "0", "1"]
-    shown = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=120, check=False)
+    shown = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=600, check=False)
     for option in ("--out", "--processes", "--seeds"):
         assert option in shown.stdout
     (tmp_path / "bad.toml").write_text("[train]\nsteps = 'many'\n")

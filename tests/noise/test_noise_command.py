@@ -23,7 +23,7 @@ def files(tmp_path_factory):
     from rollonce.tasks import load_tasks
 
     folder = tmp_path_factory.mktemp("noise")
-    tasks = load_tasks("embedded", train=0, calibration=16, test=0).calibration
+    tasks = load_tasks("embedded", train=0, holdout=16, test=0).holdout
     family_mean("family").fit(tasks.as_tasks()).save(folder / "mine.json")
     policy = load_embedded()
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +92,7 @@ def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
     assert len(measured_on) == 256
     assert not tuned_on & measured_on
     assert tuned_on <= {t.id for t in _tasks(Args())}  # without --baseline nothing was tuned on anything
-    assert "may have been tuned on these very tasks" in _seen(Args(baseline=("mine.json",), split="calibration"))
+    assert "may have been tuned on these very tasks" in _seen(Args(baseline=("mine.json",), split="holdout"))
 
 
 def test_table_and_page(capsys, tmp_path):

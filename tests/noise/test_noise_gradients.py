@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("reasoning_gym")
 
+from embedded_tokenizer import build_tokenizer  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.noise.gradients import Sketch, score_gradients  # noqa: E402
 from rollonce.policies import Samples, TransformersPolicy, policy_loss  # noqa: E402
-from rollonce.policies.embedded_tokenizer import build_tokenizer  # noqa: E402
 
 PROMPTS = ["What is 3 + 4?", "What is 12 + 30 + 5?", "Reverse: abc", "How many 1 bits are there in 5?"] * 2
 

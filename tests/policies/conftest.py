@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from embedded_tokenizer import build_tokenizer  # noqa: E402
 from rollonce.policies import TransformersPolicy  # noqa: E402
-from rollonce.policies.embedded_tokenizer import build_tokenizer  # noqa: E402
 
 
 @pytest.fixture(scope="session")

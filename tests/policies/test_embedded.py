@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
+from build_embedded import BuildConfig, build, care_by_type, draw_entries  # noqa: E402
+from embedded_steps import HASTE, worked_solution  # noqa: E402
 from rollonce.policies import EMBEDDED_MAX_NEW_TOKENS, embedded_directory, load_embedded  # noqa: E402
-from rollonce.policies.build_embedded import BuildConfig, build, care_by_type, draw_entries  # noqa: E402
-from rollonce.policies.embedded_steps import HASTE, worked_solution  # noqa: E402
 from rollonce.tasks import EMBEDDED_SOURCES, embedded_tasks, extract_answer, grade, split_of  # noqa: E402
 from rollonce.tasks.reasoning_gym import entries  # noqa: E402
 

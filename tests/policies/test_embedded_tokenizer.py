@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 pytest.importorskip("reasoning_gym")
 
-from rollonce.policies.embedded_tokenizer import build_tokenizer
+from embedded_tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

@@ -10,7 +10,7 @@ tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
 from rollonce.errors import InputError  # noqa: E402
-from rollonce.policies.smollm import convert, tokenizer_of  # noqa: E402
+from smollm2 import convert, tokenizer_of  # noqa: E402
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -86,7 +86,7 @@ def look(page: Path, width: int) -> dict[str, Any]:
             ],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
     found = re.search(r'data-found="([^"]*)"', ran.stdout)
     assert found, f"the page did not load: {ran.stderr[-2000:]}"

@@ -16,7 +16,9 @@ from rollonce.errors import InputError
 from rollonce.rollouts import normalise_prompt
 from rollonce.tasks import (
     EMBEDDED_SOURCES,
+    SOURCES,
     ReasoningGymSource,
+    Source,
     Task,
     TaskSet,
     TaskSplits,
@@ -25,11 +27,12 @@ from rollonce.tasks import (
     jsonl_tasks,
     load_tasks,
     reasoning_gym_tasks,
+    source_usages,
     split_of,
+    usual_spec,
 )
 from rollonce.tasks.grading import exact, numeric_exact
-from rollonce.tasks.reasoning_gym import _counts
-from rollonce.tasks.registry import parse_mixture
+from rollonce.tasks.reasoning_gym import _counts, parse_mixture
 
 
 def _write(path, records):
@@ -53,7 +56,7 @@ def test_split_of_is_by_content_and_in_proportion():
     assert split_of("Add 1 and 2") == split_of("  add 1\n AND 2 ")
     shares = [split_of(f"prompt {i}") for i in range(20000)]
     # 20,000 draws: a share's standard deviation is at most sqrt(.6 * .4 / 20000) = 0.0035.
-    for name, share in (("train", 0.6), ("calibration", 0.2), ("test", 0.2)):
+    for name, share in (("train", 0.6), ("holdout", 0.2), ("test", 0.2)):
         assert abs(shares.count(name) / 20000 - share) < 5 * 0.0035
 
 
@@ -123,8 +126,8 @@ class TestReasoningGym:
 
     def test_splits_are_disjoint_whatever_the_seed(self):
         sources = parse_mixture("chain_sum(min_terms=2, max_terms=2, max_digits=2)*3 + gcd")
-        one = reasoning_gym_tasks(sources, train=120, calibration=40, test=40, seed=1)
-        two = reasoning_gym_tasks(sources, train=120, calibration=40, test=40, seed=2)
+        one = reasoning_gym_tasks(sources, train=120, holdout=40, test=40, seed=1)
+        two = reasoning_gym_tasks(sources, train=120, holdout=40, test=40, seed=2)
         check_disjoint(one)
         assert [len(s) for s in one] == [120, 40, 40]
         assert [t.columns["family"] for t in one.train].count("chain_sum") == 90
@@ -138,19 +141,19 @@ class TestReasoningGym:
         assert [(t.id, t.prompt, t.reference) for t in a] == [(t.id, t.prompt, t.reference) for t in b]
 
     def test_the_embedded_tasks_are_those_they_always_were(self, monkeypatch):
-        now = load_tasks("embedded", train=0, calibration=64, test=20).calibration
+        now = load_tasks("embedded", train=0, holdout=64, test=20).holdout
         monkeypatch.setattr("rollonce.tasks.reasoning_gym._counts", by_largest_remainders)
-        before = load_tasks("embedded", train=0, calibration=64, test=20).calibration
+        before = load_tasks("embedded", train=0, holdout=64, test=20).holdout
         assert [(t.id, t.prompt) for t in now] == [(t.id, t.prompt) for t in before]
 
     def test_a_weighted_mixture_that_grows_keeps_its_tasks(self):
         sources = parse_mixture("chain_sum*3 + gcd*3 + count_bits")
-        few, more = ({t.id for t in reasoning_gym_tasks(sources, calibration=n).calibration} for n in (10, 11))
+        few, more = ({t.id for t in reasoning_gym_tasks(sources, holdout=n).holdout} for n in (10, 11))
         assert few < more
 
     def test_own_scorer_is_used_and_part_marks_are_not(self):
         source = ReasoningGymSource("prime_factorization", {"min_value": 12, "max_value": 12})
-        task = next(t for split in ("train", "calibration", "test") for t in self._all(source, split))
+        task = next(t for split in ("train", "holdout", "test") for t in self._all(source, split))
         assert "12" in task.prompt
         # reasoning-gym gives 0.5 for factors that are not prime and 0.01 for any other attempt.
         responses = ["Answer: 2 × 2 × 3", "Answer: 3 × 2 × 2", "Answer: 4 × 3", "Answer: 5", "Answer: twelve"]
@@ -166,7 +169,7 @@ class TestReasoningGym:
     def test_every_embedded_type_accepts_its_own_reference(self):
         n = len(EMBEDDED_SOURCES)
         assert n >= 12
-        tasks = load_tasks("embedded", train=0, calibration=0, test=2 * n).test
+        tasks = load_tasks("embedded", train=0, holdout=0, test=2 * n).test
         assert {(t.columns["family"], t.columns["level"]) for t in tasks} == {
             (s.family, s.level) for s in EMBEDDED_SOURCES
         }
@@ -176,7 +179,7 @@ class TestReasoningGym:
         assert sum(grade(list(tasks), ["So the answer is 987654321"] * (2 * n)).rewards) == 0
 
     def test_tasks_can_be_sent_to_other_processes(self):
-        task = load_tasks("reasoning-gym:gcd", train=1, calibration=0, test=0).train[0]
+        task = load_tasks("reasoning-gym:gcd", train=1, holdout=0, test=0).train[0]
         assert pickle.loads(pickle.dumps(task)) == task
 
     def test_too_few_prompts_is_said(self):
@@ -228,7 +231,7 @@ class TestGsm8k:
         return tmp_path
 
     def test_splits_and_grades(self, directory):
-        splits = load_tasks(f"gsm8k:{directory}", calibration=20)
+        splits = load_tasks(f"gsm8k:{directory}", holdout=20)
         # The training line that is a test question as well is dropped: 61 - 1 - 20.
         assert [len(s) for s in splits] == [40, 20, 4]
         check_disjoint(splits)
@@ -237,10 +240,10 @@ class TestGsm8k:
         assert grade([last] * 3, ["#### 2,000", "So the answer is $2000.", "2001"]).rewards == [1.0, 1.0, 0.0]
 
     def test_cut(self, directory):
-        splits = load_tasks(f"gsm8k:{directory}", train=10, calibration=5, test=2, seed=3)
+        splits = load_tasks(f"gsm8k:{directory}", train=10, holdout=5, test=2, seed=3)
         assert [len(s) for s in splits] == [10, 5, 2]
         with pytest.raises(InputError, match="only 4"):
-            load_tasks(f"gsm8k:{directory}", calibration=5, test=5)
+            load_tasks(f"gsm8k:{directory}", holdout=5, test=5)
 
     def test_bad_input(self, directory, tmp_path):
         with pytest.raises(InputError, match="no directory"):
@@ -337,3 +340,29 @@ def test_unknown_source():
         load_tasks("gsm9k:x")
     with pytest.raises(InputError, match="takes nothing after it"):
         load_tasks("embedded:2")
+
+
+def test_a_source_is_one_registry_line(monkeypatch, tmp_path):
+    """Whoever asks for tasks (training, collecting, noise, an experiment) learns from the registry what it needs."""
+    from rollonce.collecting import Settings
+    from rollonce.collecting.settings import check_source
+    from rollonce.collecting.sources import find_tasks
+
+    def load(place, request):
+        make = lambda split, i: Task(f"{split}{i}", f"{place} {split} {i}", "1", exact)  # noqa: E731
+        numbers = request.numbers(train=9, holdout=8, test=7)
+        return TaskSplits(*(TaskSet([make(split, i) for i in range(n)], split) for split, n in numbers.items()))
+
+    monkeypatch.setitem(SOURCES, "mine", Source("mine", load, place="WORD", is_endless=True, usual_place="hello"))
+    assert [len(part) for part in load_tasks("mine:hello", train=2)] == [2, 8, 7]
+    assert "mine:WORD" in source_usages()
+    assert usual_spec("mine") == "mine:hello"
+    assert [usual_spec(n) for n in ("gsm8k", "embedded", "jsonl", "nothing")] == ["gsm8k:hub", "embedded", None, None]
+    settings = Settings("m", "mine:hello", str(tmp_path / "o.jsonl"), n_tasks=40)
+    assert [task.id for task in find_tasks(settings)] == [f"holdout{i}" for i in range(40)]
+    with pytest.raises(InputError, match="--grader belongs to tasks of jsonl:FILE, and those of mine have their own"):
+        check_source("mine:hello", "contains", ())
+    monkeypatch.setitem(SOURCES, "mine", Source("mine", load, place="WORD", takes_grader=True))
+    check_source("mine:hello", "contains", ("level",))
+    with pytest.raises(InputError, match=r"mine:hello has only 8 in the split 'holdout'.*all 24"):
+        find_tasks(settings)

@@ -8,7 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv="${TINKER_VENV:-.venv-tinker}"
 # --no-compile: a quarter of the time goes into compiling modules that nothing imports
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile "$@"; }
+# (sed: pip warns about every index location that is not there, once for each package)
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile "$@" 2>&1 | sed '/^WARNING: Location .* is ignored: it is /d'; }
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 wanted="$(cat tests/tinker/ci.sh tests/tinker/requirements.txt | cksum) $PWD"

@@ -38,7 +38,7 @@ def test_a_real_death_is_said_and_the_checkpoint_survives_it(server: TinkerServe
 
     with pytest.raises(ServiceError, match=r"went away during sampling.*last checkpoint"):
         until_it_dies()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300
     server.start()
     resumed = TinkerPolicy.connect(str(model), **settings)
     resumed.load_state(state)

@@ -71,8 +71,10 @@ def test_trackio_holds_the_steps_of_one_run(tmp_path, monkeypatch, kill_at):
     with sqlite3.connect(database) as connection:
         rows = connection.execute("select run_name, step, metrics from metrics order by step, id").fetchall()
     assert len({name for name, _, _ in rows}) == 1
-    # A step that a killed run had reported and then makes again is there twice, the same.
-    assert [step for _, step, _ in rows] == [1, 2, 3, 3, 4] if kill_at else [1, 2, 3, 4]
+    # A step that a killed run had reported and then makes again is there twice, the same (on a busy machine the kill
+    # may come before trackio's thread has written it).
+    steps = [step for _, step, _ in rows]
+    assert steps == [1, 2, 3, 4] or (kill_at and steps == [1, 2, 3, 3, 4])
     rewards = {row["step"]: row["reward"] for row in metrics(run)}
     assert [json.loads(text)["reward"] for _, _, text in rows] == pytest.approx([rewards[step] for _, step, _ in rows])
 

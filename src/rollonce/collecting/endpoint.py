@@ -28,7 +28,7 @@ _PATIENCE = 600.0
 
 
 class Endpoint:
-    """A model at a server.
+    """A model at an OpenAI-compatible server.
 
     Args:
         settings: ``url``, ``policy`` (the model's name) and how to ask.
@@ -62,7 +62,6 @@ class Endpoint:
         self._answered = False
 
     async def close(self) -> None:
-        """Close the connections."""
         await self.client.aclose()
 
     async def prepare(self) -> None:
@@ -74,9 +73,15 @@ class Endpoint:
         import httpx
 
         try:
-            answer = await self.client.get(f"{self.base}/models", timeout=min(30.0, self.settings.timeout))
+            # On a connection of its own: one on which a listing failed may be closed by the server at any moment, and
+            # would cost the first rollout a try.
+            answer = await self.client.get(
+                f"{self.base}/models", headers={"Connection": "close"}, timeout=min(30.0, self.settings.timeout)
+            )
         except httpx.InvalidURL as error:
             raise InputError(f"--url {self.settings.url!r} is no address ({error})") from None
+        except (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout):
+            return  # it is there, and fails to list its models: whether it answers, the first rollout will tell
         except httpx.TransportError as error:
             raise InputError(
                 f"no server answers at {self.base} ({_reason(error)}); start it, or correct --url (it ends with /v1 "
@@ -92,12 +97,12 @@ class Endpoint:
             self.note["models"] = self._listed[:20]
             if self.settings.policy not in self._listed:
                 self.say(
-                    f"the server does not list {self.settings.policy!r}, but {_some(self._listed)}; asking it all the "
-                    "same"
+                    f"the server does not list {self.settings.policy!r}, but {_listing_of(self._listed)}; asking it "
+                    "all the same"
                 )
 
     async def sample(self, task: Task, seed: int) -> Sampled:
-        """One rollout.
+        """One rollout of a task.
 
         Raises:
             InputError: the server refuses for good, or has refused for the moment too often.
@@ -124,10 +129,10 @@ class Endpoint:
             self.note.setdefault("seed", "sent with each request; whether the server heeds it was not checked")
         return Sampled(
             text,
-            _count(usage.get("prompt_tokens")),
-            _count(usage.get("completion_tokens")),
-            finish == "length",
-            "" if finish in ("stop", "length", "eos", "end_turn") else str(finish),
+            prompt_tokens=_token_count(usage.get("prompt_tokens")),
+            tokens=_token_count(usage.get("completion_tokens")),
+            truncated=finish == "length",
+            finish="" if finish in ("stop", "length", "eos", "end_turn") else str(finish),
         )
 
     def _note_answer(self, body: dict[str, Any]) -> None:
@@ -192,7 +197,7 @@ class Endpoint:
             if tries >= limit or (wait is not None and wait > _PATIENCE):
                 late = f"; it asks to wait {wait:.0f} s" if wait is not None and wait > _PATIENCE else ""
                 raise InputError(
-                    f"{self._where()} failed {tries + 1} times in a row, last with {last}{late}{self._names()}"
+                    f"{self._where()} failed {tries + 1} times in a row, last with {last}{late}{self._unlisted_hint()}"
                 )
             tries += 1
             self.retries += 1
@@ -236,12 +241,12 @@ class Endpoint:
             return f"{what}; correct --url (it ends with /v1 for most servers), or try --api {other}"
         if "template" in text and self.settings.api == "chat":
             return f"{what}; a base model without a chat template is asked with --api completions"
-        return what + self._names()
+        return what + self._unlisted_hint()
 
-    def _names(self) -> str:
+    def _unlisted_hint(self) -> str:
         listed = self._listed
         if listed and self.settings.policy not in listed:
-            return f"; the server lists no model {self.settings.policy!r}, but {_some(listed)}"
+            return f"; the server lists no model {self.settings.policy!r}, but {_listing_of(listed)}"
         return ""
 
     def _where(self) -> str:
@@ -270,11 +275,11 @@ def _reason(error: Exception) -> str:
     return f"{kind}: {said}" if said else kind
 
 
-def _some(names: list[str]) -> str:
+def _listing_of(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _count(value: Any) -> int | None:
+def _token_count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

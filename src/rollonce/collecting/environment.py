@@ -29,7 +29,7 @@ _NO_KEY = "ROLLONCE_NO_KEY"
 _SEED_SENT = "sent with each request; whether the server heeds it was not checked"
 
 
-def _never(response: str, reference: str) -> float:
+def _no_grader(response: str, reference: str) -> float:
     raise AssertionError("the environment scores its own rollouts")
 
 
@@ -60,7 +60,7 @@ class Environment:
         name = s.tasks_from.partition(":")[2].strip()
         if not name:
             raise InputError("say which environment: --tasks-from verifiers:TASKSET")
-        if s.split != "calibration" or s.system is not None or s.template != "{prompt}" or s.api != "chat":
+        if s.split != Settings.split or s.system is not None or s.template != "{prompt}" or s.api != "chat":
             raise InputError(
                 "a verifiers environment has its own splits and prompts: leave out --split, --system, --template, --api"
             )
@@ -83,7 +83,7 @@ class Environment:
             raise
         except Exception as error:  # an environment is foreign code: anything may come out of it
             raise InputError(
-                f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_line(error)}"
+                f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_first_line(error)}"
             ) from error
         if len(found) < s.n_tasks:
             raise InputError(
@@ -106,7 +106,7 @@ class Environment:
                 )
             id_ = f"{name}/{task.key}"
             own[id_] = task
-            tasks.append(Task(id_, prompt_of(data, {}), "", _never))
+            tasks.append(Task(id_, prompt_of(data, {}), "", _no_grader))
         return cls(s, env, own, tasks)
 
     def asker(self, endpoint: Endpoint, note: dict[str, Any]) -> EnvironmentAsker:
@@ -179,7 +179,7 @@ class EnvironmentAsker:
                     raise InputError(
                         f"the server at {self.endpoint.base} failed {attempt + 1} times in a row, last with {said}"
                     )
-                return Sampled("", None, None, False, reward=0.0, failure=said)
+                return Sampled("", reward=0.0, failure=said)
             attempt += 1
             self.retries += 1
             await asyncio.sleep(min(60.0, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
@@ -187,18 +187,17 @@ class EnvironmentAsker:
     def _sampled(self, episode: Any) -> Sampled:
         trace = episode.traces[0]
         text, finish = _text(trace), trace.calls[-1].finish_reason if trace.calls else None
-        tokens = trace.num_input_tokens, trace.num_output_tokens
-        if (
-            finish == "length"
-        ):  # whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0
+        tokens = {"prompt_tokens": trace.num_input_tokens, "tokens": trace.num_output_tokens}
+        if finish == "length":
+            # Whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0.
             self.note.setdefault("seed", _SEED_SENT)
-            return Sampled(text, *tokens, True, reward=0.0, failure="truncated")
+            return Sampled(text, **tokens, truncated=True, reward=0.0, failure="truncated")
         try:
             found = next(iter(self._reader.rows(episode.model_dump(mode="json"))))
         except InputError as error:
-            return Sampled("", None, None, False, reward=0.0, failure=f"NotScored: {error.message}")
+            return Sampled("", reward=0.0, failure=f"NotScored: {error.message}")
         self.note.setdefault("seed", _SEED_SENT)
-        return Sampled(text, *tokens, False, reward=float(found.reward))
+        return Sampled(text, **tokens, reward=float(found.reward))
 
 
 def _text(trace: Any) -> str:
@@ -211,5 +210,5 @@ def _text(trace: Any) -> str:
     return "\n\n".join(parts)
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -45,14 +45,14 @@ class Local:
             self.policy = load_embedded(**options) if embedded else TransformersPolicy.load(settings.policy, **options)
         except (RuntimeError, AssertionError) as error:
             raise InputError(
-                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_line(error)}"
+                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_first_line(error)}"
             ) from error
 
     def fingerprint(self) -> str:
-        """Of the weights: equal for equal files; "" for a hub id, whose files the hub's own cache keeps apart.
+        """A digest of the weights, equal for equal files; "" for a hub id, whose files the hub's own cache keeps apart.
 
-        Of files above 64 MiB the size, the first and the last MiB: training moves every tensor, and reading 30 GB takes
-            a minute.
+        Of files above 64 MiB it reads the size, the first and the last MiB: training moves every tensor, and reading
+        30 GB takes a minute.
         """
         if not self.directory.is_dir():
             return ""
@@ -73,8 +73,15 @@ class Local:
                     digest.update(f.read(_PIECE))
         return digest.hexdigest()
 
+    def log_prob_is(self) -> str:
+        """What the column ``log_prob`` holds, for the provenance."""
+        return (
+            "natural logarithm, summed over the response's tokens and its end-of-sequence token, under the "
+            f"distribution that was sampled from: the whole vocabulary at temperature {self.settings.temperature:g}"
+        )
+
     def sample(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Sampled]:
-        """One rollout a task, each by its own seed.
+        """One rollout per task, each with its own seed.
 
         Raises:
             InputError: the machine's memory does not hold the batch.
@@ -87,12 +94,16 @@ class Local:
         except RuntimeError as error:
             if "out of memory" in str(error).lower() or "alloc" in str(error).lower():
                 raise InputError(
-                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_line(error)}); give less"
+                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_first_line(error)}); give less"
                 ) from error
             raise
         prompt_tokens = got.prompt_mask_BP.sum(dim=1).tolist()
-        each = zip(got.texts, prompt_tokens, got.lengths_B.tolist(), got.truncated_B.tolist(), strict=True)
-        return [Sampled(text, int(p), int(n), bool(cut)) for text, p, n, cut in each]
+        log_probs = got.log_probs_BT.double().sum(dim=1).tolist()
+        each = zip(got.texts, prompt_tokens, got.lengths_B.tolist(), got.truncated_B.tolist(), log_probs, strict=True)
+        return [
+            Sampled(text, prompt_tokens=int(p), tokens=int(n), truncated=bool(cut), log_prob=log_prob)
+            for text, p, n, cut, log_prob in each
+        ]
 
 
 def _quiet() -> None:
@@ -102,5 +113,5 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

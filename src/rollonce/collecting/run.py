@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rollonce.collecting.settings import Sampled, Settings, check, row, seed_of
+from rollonce.collecting.settings import Sampled, Settings, check_settings, row_of, seed_of
 from rollonce.collecting.sources import find_tasks
 from rollonce.collecting.store import Counts, Pair, Store
 from rollonce.tasks import Task, grade
@@ -21,25 +21,29 @@ Tell = Callable[[Store, int], None]
 
 
 class Asker(Protocol):
-    """What gives rollouts one by one, many at once."""
+    """What gives one rollout per call, with many calls at once: a server, or an environment that asks one.
+
+    ``prepare`` comes first and raises `InputError` if it cannot be asked at all; ``close`` comes last.
+    """
 
     retries: int
 
-    async def prepare(self) -> None:
-        """See that it can be asked."""
-        ...
+    async def prepare(self) -> None: ...
 
-    async def sample(self, task: Task, seed: int) -> Sampled:
-        """One rollout."""
-        ...
+    async def sample(self, task: Task, seed: int) -> Sampled: ...
 
-    async def close(self) -> None:
-        """Let go of what it holds."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Collected(NamedTuple):
-    """Attributes: the finished file, what is in it, and how many rollouts this run added."""
+    """A finished collection.
+
+    Attributes:
+        path: The file.
+        counts: What its rollouts add up to.
+        added: How many of them this run added.
+        server: What was found out about the policy, as the provenance has it.
+    """
 
     path: Path
     counts: Counts
@@ -59,7 +63,7 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
         InputError: anything that the user can mend. Rollouts that were finished before it stay, and the same settings
             go on from there.
     """
-    settings, say = check(settings), say or (lambda text: None)
+    settings, say = check_settings(settings), say or (lambda text: None)
     settings.key()  # a key that is not there is said before tasks are made
     if settings.environment:
         from rollonce.collecting.environment import Environment
@@ -73,6 +77,7 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
 
         model = Local(settings)
         store = Store(settings, tasks, model.fingerprint())
+        store.server["log_prob"] = model.log_prob_is()
         work: Callable[[], None] = lambda: _by_blocks(settings, store, tasks, model.sample, tell)  # noqa: E731
     else:
         store = Store(settings, tasks)
@@ -120,7 +125,12 @@ def _by_blocks(
             time_limit=s.time_limit,
         )
         each = zip(fresh, grades.rewards, grades.failures, strict=True)
-        store.write([row(group[k], block[k][1], seeds[k], got[k], reward, failure) for k, reward, failure in each])
+        store.write(
+            [
+                row_of(group[k], got[k], rollout=block[k][1], seed=seeds[k], reward=reward, failure=failure)
+                for k, reward, failure in each
+            ]
+        )
         if tell:
             tell(store, len(tasks) * s.n_rollouts)
 
@@ -137,24 +147,26 @@ async def _by_requests(
         await asker.prepare()
         pairs = store.missing()
         # The first alone: what is wrong with the model's name or a field is found out once, not by sixteen requests.
-        await _one(s, store, asker, by_id, pairs[0], tell)
+        await _collect_one(s, store, asker, by_id, pairs[0], tell)
         waiting = iter(pairs[1:])
 
         async def worker() -> None:
             for pair in waiting:
-                await _one(s, store, asker, by_id, pair, tell)
+                await _collect_one(s, store, asker, by_id, pair, tell)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(s.concurrency, len(pairs) - 1)):
                 group.create_task(worker())
     except BaseExceptionGroup as errors:  # of the workers: the first failure cancels the others
-        raise _first(errors) from None
+        raise _first_error(errors) from None
     finally:
         store.retries = asker.retries
         await asker.close()
 
 
-async def _one(s: Settings, store: Store, asker: Asker, by_id: dict[str, Task], pair: Pair, tell: Tell | None) -> None:
+async def _collect_one(
+    s: Settings, store: Store, asker: Asker, by_id: dict[str, Task], pair: Pair, tell: Tell | None
+) -> None:
     task, seed = by_id[pair[0]], seed_of(s.seed, *pair)
     got = await asker.sample(task, seed)
     if got.reward is None:
@@ -164,14 +176,13 @@ async def _one(s: Settings, store: Store, asker: Asker, by_id: dict[str, Task], 
     else:
         reward, failure = got.reward, got.failure
     store.retries = asker.retries
-    store.write(
-        [row(task, pair[1], seed if "refused" not in str(store.server.get("seed", "")) else None, got, reward, failure)]
-    )
+    sent = None if "refused" in str(store.server.get("seed", "")) else seed
+    store.write([row_of(task, got, rollout=pair[1], seed=sent, reward=reward, failure=failure)])
     if tell:
         tell(store, len(by_id) * s.n_rollouts)
 
 
-def _first(errors: BaseExceptionGroup) -> BaseException:
+def _first_error(errors: BaseExceptionGroup) -> BaseException:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -14,17 +14,17 @@ from urllib.parse import urlsplit
 
 from rollonce.errors import InputError
 from rollonce.readers.generic import USUAL
-from rollonce.tasks import SPLITS, Task
+from rollonce.tasks import SPLITS, Task, source_of, split_named
 
 APIS = ("chat", "completions")
 ALL = "all"
-_GRADED = ("embedded", "reasoning-gym", "gsm8k", "math500", "verifiers")
-"""Sources whose tasks bring their graders and columns with them."""
+ENVIRONMENT = "verifiers"
+"""The source of tasks that rolls out and scores by itself, and so is none of the registry's."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One collection.
+    """What one collection is asked for.
 
     Attributes:
         policy: ``embedded``; a directory or hub id of a causal language model; with ``url`` the model's name at that
@@ -34,7 +34,7 @@ class Settings:
         n_tasks, n_rollouts: N and G.
         url: An OpenAI-compatible server, up to and with its ``/v1``; None for a model on this machine.
         api: ``chat`` (/chat/completions) or ``completions`` (/completions, for base models).
-        split: ``calibration``, ``train``, ``test``, or ``all`` (a finite set, whole).
+        split: ``holdout``, ``train``, ``test``, or ``all`` (a finite set, whole).
         seed: Which tasks, and the seed of every rollout.
         temperature: What logits are divided by.
         max_tokens: Limit of a response; one that meets it is truncated and has reward 0.
@@ -42,7 +42,7 @@ class Settings:
         template: Holds ``{prompt}``; what is sent.
         extra: More fields of each request, sent as they are.
         grader, columns: For ``jsonl:`` tasks.
-        time_limit: Seconds a response for its grader.
+        time_limit: Seconds that the grader of one response may take.
         device: Of a model on this machine.
         batch_rows: Rollouts sampled at once by a model on this machine.
         concurrency: Requests under way at once, at most.
@@ -59,7 +59,7 @@ class Settings:
     n_rollouts: int = 8
     url: str | None = None
     api: str = "chat"
-    split: str = "calibration"
+    split: str = "holdout"
     seed: int = 0
     temperature: float = 1.0
     max_tokens: int = 2048
@@ -78,6 +78,9 @@ class Settings:
     price_in: float | None = None
     price_out: float | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "split", split_named(self.split))
+
     @property
     def local(self) -> bool:
         """Whether the model runs in this process."""
@@ -86,7 +89,7 @@ class Settings:
     @property
     def environment(self) -> bool:
         """Whether a verifiers environment rolls out and scores."""
-        return self.tasks_from.startswith("verifiers:")
+        return self.tasks_from.startswith(f"{ENVIRONMENT}:")
 
     def pinned(self) -> dict[str, Any]:
         """What decides the distribution of rollouts and rewards: the same from the first row to the last, or the table
@@ -132,8 +135,8 @@ class Settings:
         return key
 
 
-def check(s: Settings) -> Settings:
-    """The settings, once they make sense.
+def check_settings(s: Settings) -> Settings:
+    """The same settings, once they make sense.
 
     Raises:
         InputError: naming the option.
@@ -180,11 +183,13 @@ def check_source(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
     Raises:
         InputError: naming the option.
     """
-    source = tasks_from.partition(":")[0]
+    name = tasks_from.partition(":")[0]
+    if name != ENVIRONMENT and source_of(tasks_from)[0].takes_grader:
+        return
     for option, given in (("--grader", grader != Settings.grader), ("--columns", bool(columns))):
-        if given and source in _GRADED:
+        if given:
             raise InputError(
-                f"{option} belongs to tasks of jsonl:FILE, and those of {source} have their own; leave it out"
+                f"{option} belongs to tasks of jsonl:FILE, and those of {name} have their own; leave it out"
             )
 
 
@@ -217,8 +222,6 @@ def _check_url(s: Settings) -> None:
             "--url must hold no user name, password or query: the address is written into the provenance; keys go by "
             "--key-env"
         )
-    if s.policy == "embedded" and not s.environment:
-        pass  # a server may well serve a model of that name
     reserved = {"model", "messages", "prompt", "temperature", "max_tokens", "seed", "stream", "n"} & set(s.extra)
     if reserved:
         raise InputError(f"--extra must not hold {sorted(reserved)[0]!r}, which is sent already")
@@ -246,21 +249,24 @@ def seed_of(seed: int, task_id: str, rollout: int) -> int:
 
 
 class Sampled(NamedTuple):
-    """One response.
+    """A response as the policy gave it.
 
     Attributes:
         text: The response.
-        prompt_tokens, tokens: Of prompt and response; None where the server does not say.
-        truncated: The limit came before the end.
+        prompt_tokens, tokens: How many tokens prompt and response have; None where the server does not say.
+        truncated: Whether the limit came before the end.
+        log_prob: Natural logarithm of the response's probability under the distribution that it was drawn from: the
+            sum over its tokens, the end-of-sequence token included. None where it is not known.
         finish: The server's reason, where it is neither the usual end nor the limit.
-        reward: Where the source of tasks has scored it itself; None: to be graded.
-        failure: Why ``reward`` is 0 by rule, if so.
+        reward: The reward, where the source of tasks scores by itself; None where it is to be graded.
+        failure: Why ``reward`` is 0 by rule, if it is.
     """
 
     text: str
-    prompt_tokens: int | None
-    tokens: int | None
-    truncated: bool
+    prompt_tokens: int | None = None
+    tokens: int | None = None
+    truncated: bool = False
+    log_prob: float | None = None
     finish: str = ""
     reward: float | None = None
     failure: str = ""
@@ -272,8 +278,10 @@ OWN_KEYS = (
     "prompt",
     "reward",
     "response",
-    "response_length",
+    "response_length",  # the name of response_tokens in older files
+    "response_tokens",
     "prompt_tokens",
+    "log_prob",
     "truncated",
     "seed",
     "failure",
@@ -282,7 +290,7 @@ OWN_KEYS = (
 
 
 def check_columns(task: Task) -> None:
-    """Refuse tasks with a column that the reader would take for something else.
+    """Refuse a task with a column that the reader would take for something else.
 
     Raises:
         InputError: naming the column.
@@ -295,19 +303,23 @@ def check_columns(task: Task) -> None:
             )
 
 
-def row(task: Task, rollout: int, seed: int | None, sampled: Sampled, reward: float, failure: str) -> dict[str, Any]:
-    """A line of the file, in the generic format of docs/formats.md."""
+def row_of(
+    task: Task, sampled: Sampled, *, rollout: int, seed: int | None, reward: float, failure: str
+) -> dict[str, Any]:
+    """One row of the file, in the generic format of docs/formats.md."""
     out: dict[str, Any] = {
         "task_id": task.id,
         "rollout_id": rollout,
         "prompt": task.prompt,
         "reward": reward,
         "response": sampled.text,
-        "response_length": sampled.tokens,
+        "response_tokens": sampled.tokens,
         "prompt_tokens": sampled.prompt_tokens,
         "truncated": sampled.truncated,
         "seed": seed,
     }
+    if sampled.log_prob is not None:
+        out["log_prob"] = round(sampled.log_prob, 6)
     if failure:
         out["failure"] = failure
     if sampled.finish:

@@ -1,9 +1,8 @@
 """The file: appended to while rollouts come in, whole after a kill at any moment, put in order at the end.
 
-``FILE.part`` takes a line a rollout, each by one write to the end of the file. A process that is killed leaves at most
-one line without its newline, which the next start cuts off. When all are there they are written in order to
-``FILE.tmp``, which replaces FILE in one step. ``FILE.collect.json`` says how the rollouts were made; it is there before
-the first of them.
+``FILE.part`` takes one line per rollout, each by one write to the end of the file. A process that is killed leaves at
+most one line without its newline, which the next start cuts off. When all rollouts are there they are put in order, and
+FILE appears in one step. ``FILE.collect.json`` says how the rollouts were made; it is there before the first of them.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -21,7 +21,8 @@ import orjson
 from rollonce import __version__
 from rollonce.collecting.settings import Settings, option_of
 from rollonce.errors import InputError
-from rollonce.tasks import Task
+from rollonce.files import cannot_write, write_whole_file
+from rollonce.tasks import Task, split_named
 
 try:
     import fcntl
@@ -34,22 +35,31 @@ _NOTE_EVERY = 5.0
 
 
 class Counts(NamedTuple):
-    """Of the rollouts in a file. ``unknown``: rollouts whose tokens the server did not report. ``seconds``: over all
-    sessions."""
+    """What the rollouts of a file add up to.
 
-    rollouts: int
-    truncated: int
-    failures: dict[str, int]
-    prompt_tokens: int
-    response_tokens: int
-    unknown: int
-    seconds: float
-    retries: int
-    sessions: int
+    Attributes:
+        rollouts: How many there are.
+        truncated: How many met the limit of tokens.
+        failures: How many could not be graded, by the kind of failure.
+        prompt_tokens, response_tokens: Sums over the rollouts whose tokens are known.
+        unknown: Rollouts whose tokens the server did not report.
+        seconds, retries: Sums over all sessions.
+        sessions: How often the command was started.
+    """
+
+    rollouts: int = 0
+    truncated: int = 0
+    failures: Mapping[str, int] = MappingProxyType({})
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    unknown: int = 0
+    seconds: float = 0.0
+    retries: int = 0
+    sessions: int = 1
 
 
-def digest_of(task: Task) -> str:
-    """Of prompt and reference: a task whose text has changed since is another task."""
+def digest_of_task(task: Task) -> str:
+    """A digest of prompt and reference: a task whose text has changed since is another task."""
     return hashlib.blake2b(
         f"{task.prompt}\0{task.reference}".encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
@@ -82,12 +92,12 @@ class Store:
         self._tokens, self._unknown, self._size, self.retries = [0, 0], 0, 0, 0
         self.server: dict[str, Any] = {}
         self._start = self._synced = self._noted = time.monotonic()
-        earlier = self._earlier()
+        earlier = self._read_note()
         try:
             self._open()
             self._load()
             self.started = len(self.rows)
-            self._adopt(earlier, tasks)
+            self._go_on_from(earlier, tasks)
         except BaseException:
             self.close()
             if self._held and not self.rows and earlier is None:
@@ -96,7 +106,7 @@ class Store:
 
     # ---- what is there
 
-    def _earlier(self) -> dict[str, Any] | None:
+    def _read_note(self) -> dict[str, Any] | None:
         if not self.note.exists():
             for file in (self.path, self.part):
                 if file.exists() and file.stat().st_size:
@@ -121,7 +131,7 @@ class Store:
             if self.path.exists() and not (self.part.exists() and self.part.stat().st_size):
                 # Finished before, and now to grow: go on with a copy, so that the finished file stays whole until the
                 # new one is.
-                _replace(self.part, self.path.read_bytes())
+                write_whole_file(self.part, self.path.read_bytes())
             self._fd = os.open(self.part, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             if fcntl is not None:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +143,7 @@ class Store:
                 "another rollonce collect is writing it; wait for it, or give another --out", file=self.path
             ) from None
         except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror or error}", file=self.part) from None
+            raise cannot_write(self.part, error) from None
 
     def _load(self) -> None:
         data = self.part.read_bytes()
@@ -163,17 +173,16 @@ class Store:
             self.rows[pair] = values
             self._count(row)
 
-    def _adopt(self, earlier: dict[str, Any] | None, tasks: Sequence[Task]) -> None:
-        """Go on from what is there, or begin."""
-        digests = {t.id: digest_of(t) for t in tasks}
+    def _go_on_from(self, earlier: dict[str, Any] | None, tasks: Sequence[Task]) -> None:
+        digests = {t.id: digest_of_task(t) for t in tasks}
         if earlier is None or not self.rows:
             self.generations = [[t.id for t in tasks]]
             self.sessions: list[dict[str, Any]] = []
         else:
-            was = earlier["settings"]
+            was = earlier["settings"] | {"split": split_named(str(earlier["settings"].get("split")))}
             for name in dict.fromkeys([*was, *self._pinned]):
                 if was.get(name) != self._pinned.get(name):
-                    self._differs(name, was.get(name), self._pinned.get(name))
+                    self._refuse_difference(name, was.get(name), self._pinned.get(name))
             known = {t["id"]: t["digest"] for g in earlier["tasks"] for t in g}
             for id_, digest in known.items():
                 if id_ not in digests:
@@ -189,7 +198,7 @@ class Store:
             if earlier["rollouts"] > self.settings.n_rollouts:
                 more = f"more than the {self.settings.n_rollouts} now asked for"
                 raise InputError(
-                    f"holds {earlier['rollouts']} rollouts a task, {more}; give another --out", file=self.path
+                    f"holds {earlier['rollouts']} rollouts of each task, {more}; give another --out", file=self.path
                 )
             fresh = [t.id for t in tasks if t.id not in known]
             self.generations = [[t["id"] for t in g] for g in earlier["tasks"]] + ([fresh] if fresh else [])
@@ -204,7 +213,7 @@ class Store:
         self.sessions.append({"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "url": self.settings.url})
         self.write_note()
 
-    def _differs(self, name: str, was: Any, now: Any) -> None:
+    def _refuse_difference(self, name: str, was: Any, now: Any) -> None:
         if name == "weights":
             raise InputError(
                 f"its rollouts are of other weights than {self.settings.policy!r} holds now; give another --out",
@@ -225,7 +234,7 @@ class Store:
             InputError: the disk is full, or the like; what had been written before stays.
         """
         rows = list(rows)
-        with self._sentences():
+        with self._errors_as_sentences():
             self._append(b"".join(orjson.dumps(_encodable(r)) + b"\n" for r in rows))
         for r in rows:
             self.rows[r["task_id"], r["rollout_id"]] = r["reward"], r["truncated"], r.get("failure", "")
@@ -249,7 +258,7 @@ class Store:
         self._size += len(data)
 
     def _count(self, row: dict[str, Any]) -> None:
-        inn, out = row.get("prompt_tokens"), row.get("response_length")
+        inn, out = row.get("prompt_tokens"), row.get("response_tokens", row.get("response_length"))
         self._tokens[0] += inn or 0
         self._tokens[1] += out or 0
         self._unknown += inn is None or out is None
@@ -270,8 +279,9 @@ class Store:
             "sessions": self.sessions,
             "tasks": [[{"id": i, "digest": self._digests[i]} for i in g] for g in self.generations],
         }
-        with self._sentences():
-            _replace(self.note, orjson.dumps(note, option=orjson.OPT_INDENT_2) + b"\n")
+        write_whole_file(
+            self.note, orjson.dumps(note, option=orjson.OPT_INDENT_2) + b"\n", if_it_fails=self._what_is_kept()
+        )
 
     # ---- what is missing
 
@@ -288,7 +298,7 @@ class Store:
         return out
 
     def missing(self) -> list[Pair]:
-        """The pairs that have no row yet, task by task."""
+        """The (task, rollout) pairs that have no row yet, task by task."""
         return [
             (i, r)
             for g in self.generations
@@ -298,7 +308,7 @@ class Store:
         ]
 
     def counts(self) -> Counts:
-        """Of all rows, over all sessions."""
+        """What all rows add up to, over all sessions."""
         kinds: dict[str, int] = {}
         for _, _, failure in self.rows.values():
             kind = failure.partition(":")[0]
@@ -306,15 +316,15 @@ class Store:
                 kinds[kind] = kinds.get(kind, 0) + 1
         before = self.sessions[:-1]
         return Counts(
-            len(self.rows),
-            sum(truncated for _, truncated, _ in self.rows.values()),
-            kinds,
-            self._tokens[0],
-            self._tokens[1],
-            self._unknown,
-            sum(s.get("seconds", 0.0) for s in before) + time.monotonic() - self._start,
-            sum(s.get("retries", 0) for s in before) + self.retries,
-            len(self.sessions),
+            rollouts=len(self.rows),
+            truncated=sum(truncated for _, truncated, _ in self.rows.values()),
+            failures=kinds,
+            prompt_tokens=self._tokens[0],
+            response_tokens=self._tokens[1],
+            unknown=self._unknown,
+            seconds=sum(s.get("seconds", 0.0) for s in before) + time.monotonic() - self._start,
+            retries=sum(s.get("retries", 0) for s in before) + self.retries,
+            sessions=len(self.sessions),
         )
 
     def finish(self) -> None:
@@ -329,8 +339,8 @@ class Store:
         for line in self.part.read_bytes().split(b"\n")[:-1]:
             r = orjson.loads(line)
             keyed.append(((place[r["task_id"]], r["rollout_id"]), line))
-        with self._sentences():
-            _replace(self.path, b"".join(line + b"\n" for _, line in sorted(keyed)))
+        data = b"".join(line + b"\n" for _, line in sorted(keyed))
+        write_whole_file(self.path, data, if_it_fails=self._what_is_kept())
         self.write_note()
         self.part.unlink()
         self.close()
@@ -353,17 +363,15 @@ class Store:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _sentences(self) -> Any:
+    def _errors_as_sentences(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            n = len(self.rows)
-            kept = (
-                f"; the {n} rollouts before are kept in {self.part.name}: make room and give the same command again"
-                if n
-                else ""
-            )
-            raise InputError(f"cannot be written: {error.strerror or error}{kept}", file=self.path) from None
+            raise cannot_write(self.path, error, self._what_is_kept()) from None
+
+    def _what_is_kept(self) -> str:
+        n = len(self.rows)
+        return f"the {n} rollouts before are kept in {self.part.name}, and the same command goes on there" if n else ""
 
 
 def _is_row(line: bytes) -> bool:
@@ -371,20 +379,6 @@ def _is_row(line: bytes) -> bool:
         return isinstance(orjson.loads(line), dict)
     except ValueError:
         return False
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(path.name + ".tmp")
-    try:
-        with open(beside, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _encodable(row: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _HALVES = 8
 
 
 class Summary(NamedTuple):
-    """Of one table.
+    """What a finished collection says about its tasks.
 
     Attributes:
         moments: Mean, s2, tau2, SNR.
@@ -56,13 +56,13 @@ def summarise(table: Rollouts, file: Path, *, seed: int = 0) -> Summary:
     b_eff = _loo(table, b, seed)
     width = _half_width(b_eff)
     return Summary(
-        moments(table, seed=seed),
-        b,
-        b_eff,
-        width,
-        3 * n if math.isfinite(width) and width > 0 else None,
-        _halves(table, seed) if math.isfinite(width) else math.nan,
-        _same_text(file),
+        moments=moments(table, seed=seed),
+        batch_size=b,
+        b_eff=b_eff,
+        half_width=width,
+        more_tasks=3 * n if math.isfinite(width) and width > 0 else None,
+        halves=_halves(table, seed) if math.isfinite(width) else math.nan,
+        same_text=_same_text(file),
     )
 
 
@@ -105,8 +105,14 @@ def _same_text(file: Path) -> int:
 
 
 class Cost(NamedTuple):
-    """Attributes: tokens of prompts and responses, seconds over all sessions, money (None: no price given), rollouts of
-    unknown tokens."""
+    """What the rollouts of a file took.
+
+    Attributes:
+        prompt_tokens, response_tokens: Sums over the rollouts whose tokens are known.
+        seconds: Over all sessions.
+        money: None where no price was given.
+        unknown: Rollouts whose tokens the server did not report.
+    """
 
     prompt_tokens: int
     response_tokens: int
@@ -120,11 +126,17 @@ def cost_of(counts: Counts, settings: Settings) -> Cost:
     are not in it.
 
     >>> s = Settings("m", "t", "o", price_in=1.0, price_out=4.0)
-    >>> cost_of(Counts(1, 0, {}, 2_000_000, 500_000, 0, 1.0, 0, 1), s).money
+    >>> cost_of(Counts(prompt_tokens=2_000_000, response_tokens=500_000), s).money
     4.0
     """
     priced = settings.price_in is not None or settings.price_out is not None
     money = (
         counts.prompt_tokens * (settings.price_in or 0.0) + counts.response_tokens * (settings.price_out or 0.0)
     ) / 1e6
-    return Cost(counts.prompt_tokens, counts.response_tokens, counts.seconds, money if priced else None, counts.unknown)
+    return Cost(
+        prompt_tokens=counts.prompt_tokens,
+        response_tokens=counts.response_tokens,
+        seconds=counts.seconds,
+        money=money if priced else None,
+        unknown=counts.unknown,
+    )

@@ -18,6 +18,7 @@ from rollonce.commands.terminal import Bars, Flag, out, print_json, remark
 from rollonce.errors import InputError
 from rollonce.reports.collect import print_collection
 from rollonce.rollouts import Rollouts
+from rollonce.tasks import source_usages
 
 HELP = """\
 Calibration rollouts from a policy: some tasks, several rollouts of each, graded
@@ -39,6 +40,7 @@ Examples:
   rollonce collect ./checkpoint --tasks-from "reasoning-gym:chain_sum + gcd"
       --out rg.jsonl
 """
+_SOURCES = f"One of {source_usages()}, verifiers:TASKSET. The policy embedded has embedded by default."
 _Text = arg(metavar="TEXT", help_behavior_hint="")
 _Price = arg(metavar="X", help_behavior_hint="")
 
@@ -51,15 +53,13 @@ class Args:
     """`embedded`, a directory, or the model's name at --url."""
     out: Annotated[str, arg(metavar="FILE", help_behavior_hint="")]
     """Where the rollouts go, as JSON Lines."""
-    tasks_from: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None
-    """embedded; reasoning-gym:MIXTURE; gsm8k:DIR; math500:DIR; jsonl:FILE; verifiers:TASKSET. The policy embedded has
-    embedded."""
+    tasks_from: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="", help=_SOURCES)] = None
     tasks: Annotated[int, arg(metavar="N")] = 64
     """Tasks."""
     rollouts: Annotated[int, arg(metavar="G")] = 8
     """Rollouts of each."""
-    split: Annotated[str, arg(metavar="SPLIT")] = "calibration"
-    """calibration, train, test, or all of a finite set."""
+    split: Annotated[str, arg(metavar="SPLIT")] = "holdout"
+    """holdout, train, test, or all of a finite set."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Which tasks are drawn, and the seed of every rollout."""
     grader: Annotated[str, arg(metavar="NAME")] = "exact"
@@ -128,10 +128,7 @@ def _settings(args: Args) -> Settings:
     embedded = args.policy == "embedded" and args.url is None
     source = args.tasks_from or ("embedded" if embedded else None)
     if source is None:
-        raise InputError(
-            "say where the tasks come from with --tasks-from: reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or "
-            "jsonl:FILE"
-        )
+        raise InputError(f"say where the tasks come from with --tasks-from: one of {source_usages()}")
     try:
         extra = {} if args.extra is None else json.loads(args.extra)
     except ValueError as error:

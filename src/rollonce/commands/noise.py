@@ -9,6 +9,7 @@ from tyro.conf import UseAppendAction, arg
 
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
+from rollonce.tasks import SPLITS, source_usages, split_named
 
 if TYPE_CHECKING:
     from rollonce.noise.gradients import ScoreGradients
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 HELP = """\
 Does B_eff tell the truth here? A baseline's effective batch size is derived from
 its squared advantages alone; what training feels is the noise of the gradient.
-This measures it: rollouts of a policy on calibration tasks, the gradient of
+This measures it: rollouts of a policy on hold-out tasks, the gradient of
 each, batches of B tasks with one rollout each, common to all baselines. Beside
 it stands what B_eff predicts, and each approximation of the derivation on its
 own: covariance of rollouts, score norm against advantage, signal against noise,
@@ -47,10 +48,9 @@ class Args:
 
     policy: Annotated[str, arg(metavar="DIR")] = "embedded"
     """The policy: the one that comes with rollonce, or a directory of transformers."""
-    tasks: Annotated[str, arg(metavar="SOURCE")] = "embedded"
-    """embedded, reasoning-gym:MIXTURE, gsm8k:DIR, math500:DIR or jsonl:FILE."""
-    split: Annotated[Literal["train", "calibration", "test"] | None, arg(metavar="SPLIT", help_behavior_hint="")] = None
-    """Which of its splits: train, calibration or test. Default: calibration; with --baseline test, which `collect`
+    tasks: Annotated[str, arg(metavar="SOURCE", help=f"One of {source_usages()}.")] = "embedded"
+    split: Annotated[str | None, arg(metavar="SPLIT", help_behavior_hint="")] = None
+    """Which of its splits: train, holdout or test. Default: holdout; with --baseline test, which `collect`
     leaves alone."""
     n_tasks: Annotated[int, arg(metavar="N")] = 256
     """Tasks; at least twice the batch size. What a window holds are the others of them."""
@@ -168,6 +168,8 @@ def _check(args: Args) -> None:
     for name, bound in {**least, "seed": 0}.items():
         if getattr(args, name) < bound:
             raise InputError(f"--{name.replace('_', '-')} must be at least {bound}, not {getattr(args, name)}")
+    if _split(args) not in SPLITS:
+        raise InputError(f"--split must be one of {', '.join(SPLITS)}, not {args.split!r}")
     if args.n_tasks < 2 * args.batch_size:
         raise InputError(f"--n-tasks must be at least twice the batch size, {2 * args.batch_size}, not {args.n_tasks}")
     if not args.temperature > 0:
@@ -188,9 +190,9 @@ def _settings(args: Args) -> dict[str, Any]:
 
 
 def _split(args: Args) -> str:
-    # `collect` draws from calibration by the same seed, so that there a baseline tuned on its rollouts would meet its
+    # `collect` draws from the hold-out by the same seed, so that there a baseline tuned on its rollouts would meet its
     # own tasks again.
-    return args.split or ("test" if args.baseline else "calibration")
+    return split_named(args.split) if args.split else "test" if args.baseline else "holdout"
 
 
 def _seen(args: Args) -> str:
@@ -198,11 +200,11 @@ def _seen(args: Args) -> str:
     split = _split(args)
     if split == "test":
         return (
-            "Tasks are of the split test: a saved baseline tuned on calibration tasks, which `rollonce collect` draws "
+            "Tasks are of the split test: a saved baseline tuned on hold-out tasks, which `rollonce collect` draws "
             "by default, has not "
             "seen them. Whether it was tuned on test tasks all the same cannot be known from its file."
         )
-    why = ", which `rollonce collect` draws from by the same seed" if split == "calibration" else ""
+    why = ", which `rollonce collect` draws from by the same seed" if split == "holdout" else ""
     return (
         f"Tasks are of the split {split}{why}: a saved baseline may have been tuned on these very tasks, and then "
         "looks better than it is. --split test has others."
@@ -210,20 +212,17 @@ def _seen(args: Args) -> str:
 
 
 def _tasks(args: Args) -> TaskSet:
-    from rollonce.tasks import TaskRequest, load_tasks
+    from rollonce.tasks import TaskRequest, choose, load_tasks, source_of
 
-    # Only the split that is used: the others of a generated source would be made for nothing.
     split = _split(args)
-    numbers = {s: args.n_tasks if s == split else 0 for s in ("train", "calibration", "test")}
-    if args.tasks.startswith("gsm8k"):  # its calibration tasks are taken from the training file
-        numbers = {split: args.n_tasks}
+    numbers = source_of(args.tasks)[0].numbers_for(split, args.n_tasks)
     request = TaskRequest(seed=args.seed, grader=args.grader, columns=args.columns, **numbers)
     chosen = getattr(load_tasks(args.tasks, request), split)
     if len(chosen) < args.n_tasks:
         raise InputError(
             f"the {split} split of {args.tasks} has {len(chosen)} tasks, fewer than --n-tasks {args.n_tasks}"
         )
-    return chosen
+    return choose(chosen, args.n_tasks, args.seed) if len(chosen) > args.n_tasks else chosen
 
 
 def _policy(args: Args, source: str, sampler: bool = False) -> TransformersPolicy:

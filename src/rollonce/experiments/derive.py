@@ -13,6 +13,7 @@ from typing import Any
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import LENGTH_BUCKETS
 from rollonce.experiments.spec import ArmSpec, Spec
+from rollonce.tasks import usual_spec
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,7 @@ def derive(spec: Spec) -> Settings:
     command, gate = spec.command, " ".join(c.measures for c in spec.activation_gate.checks)
     stock = "tinker_cookbook.recipes" in command
     engine = pick("engine", ("cookbook" if stock else None, "the recipe named in command"), default="local")
-    gsm8k = "gsm8k:hub" if spec.dataset.name == "gsm8k" else None
-    tasks = pick(
-        "tasks", (gsm8k, "dataset.name"), ("embedded" if spec.dataset.name == "embedded" else None, "dataset.name")
-    )
+    tasks = pick("tasks", (usual_spec(spec.dataset.name), "dataset.name"))
     if tasks is None:
         raise InputError(
             f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, "

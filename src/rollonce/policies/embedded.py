@@ -1,8 +1,8 @@
 """The policy that comes with the package: a 0.7M-parameter Llama that solves small tasks step by step, in varied
 wording, and errs.
 
-A shipped directory, loaded by the same code as any other model. How it was made: `rollonce.policies.build_embedded`,
-`docs/embedded_policy.md`.
+A shipped directory, loaded by the same code as any other model. How it was made: `tools/build_embedded.py` in the
+repository, `docs/embedded_policy.md`.
 """
 
 from __future__ import annotations

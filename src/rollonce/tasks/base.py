@@ -17,9 +17,9 @@ Grader = Callable[[str, str], float]
 """``grader(response, reference) -> reward``. It must be picklable (a function or dataclass of an importable module):
 graders that could hang run in a child process, see `rollonce.tasks.grade`."""
 
-SPLITS = ("train", "calibration", "test")
-# Of 100 prompts, how many belong to each split, in this order of the hash: test, calibration, then train.
-_TEST_SHARE, _CALIBRATION_SHARE = 20, 20
+SPLITS = ("train", "holdout", "test")
+# Of 100 prompts, how many belong to each split, in this order of the hash: test, holdout, then train.
+_TEST_SHARE, _HOLDOUT_SHARE = 20, 20
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,21 @@ class TaskSplits(NamedTuple):
     """Three sets that share no prompt (after `normalise_prompt`)."""
 
     train: TaskSet
-    calibration: TaskSet
+    holdout: TaskSet
     test: TaskSet
 
 
+def split_named(name: str) -> str:
+    """The name of a split; ``calibration``, as files and commands of rollonce 0.1 have it, is ``holdout``."""
+    return "holdout" if name == "calibration" else name
+
+
 def split_of(prompt: str) -> str:
-    """The split a prompt belongs to, by its content alone: ``train`` (60 of 100), ``calibration`` (20) or ``test``
-    (20).
+    """The split a prompt belongs to, by its content alone: ``train`` (60 of 100), ``holdout`` (20) or ``test`` (20).
 
     A hash of `normalise_prompt`, so it depends on no seed, size or order: a task that one person trains on is in
     nobody's test set, and the embedded policy, whose supervised examples come from ``train`` prompts, has seen no
-    calibration or test prompt of any seed.
+    hold-out or test prompt of any seed.
 
     >>> split_of("What is 2 + 2?") == split_of("  what is 2 + 2? ")
     True
@@ -119,7 +123,7 @@ def split_of(prompt: str) -> str:
     bucket = int.from_bytes(hashlib.blake2b(normalise_prompt(prompt).encode(), digest_size=8).digest(), "big") % 100
     if bucket < _TEST_SHARE:
         return "test"
-    return "calibration" if bucket < _TEST_SHARE + _CALIBRATION_SHARE else "train"
+    return "holdout" if bucket < _TEST_SHARE + _HOLDOUT_SHARE else "train"
 
 
 def check_disjoint(splits: TaskSplits) -> TaskSplits:

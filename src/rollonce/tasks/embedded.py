@@ -3,8 +3,10 @@ difficulty."""
 
 from __future__ import annotations
 
+from rollonce.errors import InputError
 from rollonce.tasks.base import TaskSplits
 from rollonce.tasks.reasoning_gym import ReasoningGymSource, reasoning_gym_tasks
+from rollonce.tasks.source import Source, TaskRequest
 
 
 def _type(label: str, dataset: str, **config: object) -> ReasoningGymSource:
@@ -39,17 +41,24 @@ EMBEDDED_SOURCES: tuple[ReasoningGymSource, ...] = (
 )
 
 
-def embedded_tasks(*, train: int = 0, calibration: int = 0, test: int = 0, seed: int = 0) -> TaskSplits:
+def embedded_tasks(*, train: int = 0, holdout: int = 0, test: int = 0, seed: int = 0) -> TaskSplits:
     """Tasks of the embedded policy's mixture, every type alike in number.
 
     Args:
-        train, calibration, test: How many tasks of each split.
+        train, holdout, test: How many tasks of each split.
         seed: Which tasks are drawn.
 
     Raises:
         InputError: more tasks than the smallest type has different prompts for.
         MissingExtraError: reasoning-gym is not installed.
     """
-    return reasoning_gym_tasks(
-        EMBEDDED_SOURCES, train=train, calibration=calibration, test=test, seed=seed, name="embedded"
-    )
+    return reasoning_gym_tasks(EMBEDDED_SOURCES, train=train, holdout=holdout, test=test, seed=seed, name="embedded")
+
+
+def _load(place: str, request: TaskRequest) -> TaskSplits:
+    if place:
+        raise InputError(f"the source 'embedded' takes nothing after it, not {place!r}")
+    return embedded_tasks(**request.numbers(train=6000, holdout=600, test=900), seed=request.seed)
+
+
+EMBEDDED = Source("embedded", _load, is_endless=True, usual_place="")

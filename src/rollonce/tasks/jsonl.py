@@ -11,8 +11,9 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.rollouts import normalise_prompt, render_messages
-from rollonce.tasks.base import Grader, Task, TaskSet
+from rollonce.tasks.base import SPLITS, Grader, Task, TaskSet, TaskSplits, split_of
 from rollonce.tasks.grading import grader_by_name
+from rollonce.tasks.source import Source, TaskRequest, choose_all
 
 PROMPT_KEYS = ("prompt", "question", "problem", "input", "messages")
 REFERENCE_KEYS = ("reference", "answer", "solution", "target", "expected", "output")
@@ -118,3 +119,14 @@ def jsonl_tasks(
         return TaskSet(tasks, Path(path).name.partition(".")[0])
     except InputError as error:
         raise InputError(error.message, file=path) from error
+
+
+def _load(place: str, request: TaskRequest) -> TaskSplits:
+    tasks = jsonl_tasks(place, grader=request.grader, columns=request.columns)
+    parts = {
+        split: TaskSet([t for t in tasks if split_of(t.prompt) == split], f"{tasks.name}/{split}") for split in SPLITS
+    }
+    return choose_all(TaskSplits(**parts), request)
+
+
+JSONL = Source("jsonl", _load, place="FILE", takes_grader=True)

@@ -18,6 +18,7 @@ from rollonce.rollouts import normalise_prompt
 from rollonce.tasks.base import Task, TaskSet, TaskSplits, check_disjoint
 from rollonce.tasks.grading import extract_answer, math_verify, numeric_exact
 from rollonce.tasks.jsonl import read_json_lines
+from rollonce.tasks.source import Source, TaskRequest, choose_all
 
 GSM8K_HUB = "openai/gsm8k"
 MATH500_HUB = "HuggingFaceH4/MATH-500"
@@ -101,20 +102,20 @@ def _math500(rows: Iterator[tuple[str, int, dict[str, Any]]]) -> list[Task]:
 def _apart(pool: list[Task], n: int, seed: int) -> tuple[list[Task], list[Task]]:
     """``n`` of them drawn by the seed, and the rest in their order."""
     if n > len(pool):
-        raise InputError(f"{n} calibration tasks asked for, but there are only {len(pool)}")
+        raise InputError(f"{n} hold-out tasks asked for, but there are only {len(pool)}")
     chosen = set(np.random.default_rng(seed).permutation(len(pool))[:n].tolist())
     return [t for i, t in enumerate(pool) if i in chosen], [t for i, t in enumerate(pool) if i not in chosen]
 
 
-def gsm8k_tasks(directory: str | Path | None, *, calibration: int = 512, seed: int = 0) -> TaskSplits:
-    """GSM8K: the published test set whole, and ``calibration`` tasks set apart from the published training set.
+def gsm8k_tasks(directory: str | Path | None, *, holdout: int = 512, seed: int = 0) -> TaskSplits:
+    """GSM8K: the published test set whole, and ``holdout`` tasks set apart from the published training set.
 
     Graded by exact comparison of the final number (`numeric_exact`).
 
     Args:
         directory: Holds ``train.jsonl(.gz)`` and ``test.jsonl(.gz)`` with ``question`` and ``answer``; None asks the
             hub.
-        calibration: Tasks set apart from training.
+        holdout: Tasks set apart from training.
         seed: Which.
 
     Raises:
@@ -124,24 +125,24 @@ def gsm8k_tasks(directory: str | Path | None, *, calibration: int = 512, seed: i
     test = _gsm8k(rows("test"), "test")
     held = {normalise_prompt(t.prompt) for t in test}
     pool = [t for t in _gsm8k(rows("train"), "train") if normalise_prompt(t.prompt) not in held]
-    apart, train = _apart(pool, calibration, seed)
+    apart, train = _apart(pool, holdout, seed)
     return check_disjoint(
-        TaskSplits(TaskSet(train, "gsm8k/train"), TaskSet(apart, "gsm8k/calibration"), TaskSet(test, "gsm8k/test"))
+        TaskSplits(TaskSet(train, "gsm8k/train"), TaskSet(apart, "gsm8k/holdout"), TaskSet(test, "gsm8k/test"))
     )
 
 
-def math500_tasks(directory: str | Path | None, *, calibration: int = 0, seed: int = 0) -> TaskSplits:
+def math500_tasks(directory: str | Path | None, *, holdout: int = 0, seed: int = 0) -> TaskSplits:
     """MATH-500 as a test set, graded with math-verify. Training tasks come from a ``train.jsonl`` beside it, where
     there is one.
 
     Args:
         directory: Holds ``test.jsonl(.gz)`` with ``problem``, ``answer``, and where known ``subject``, ``level``;
             perhaps ``train.jsonl(.gz)``; None asks the hub, which has the 500 test problems only.
-        calibration: Tasks set apart from training.
+        holdout: Tasks set apart from training.
         seed: Which.
 
     Raises:
-        InputError: no such files, or calibration tasks asked for without training tasks.
+        InputError: no such files, or hold-out tasks asked for without training tasks.
     """
     test = _math500(_hub(MATH500_HUB, None, "test") if directory is None else _local(directory, "test"))
     pool: list[Task] = []
@@ -156,9 +157,48 @@ def math500_tasks(directory: str | Path | None, *, calibration: int = 0, seed: i
             for t in train_rows
             if normalise_prompt(t.prompt) not in held
         ]
-    apart, train = _apart(pool, calibration, seed)
+    apart, train = _apart(pool, holdout, seed)
     return check_disjoint(
-        TaskSplits(
-            TaskSet(train, "math500/train"), TaskSet(apart, "math500/calibration"), TaskSet(test, "math500/test")
-        )
+        TaskSplits(TaskSet(train, "math500/train"), TaskSet(apart, "math500/holdout"), TaskSet(test, "math500/test"))
     )
+
+
+def gsm8k_solutions(place: str) -> dict[str, str]:
+    """Question -> worked solution, of the files in a directory; empty for the hub."""
+    if place == "hub":
+        return {}
+    solutions: dict[str, str] = {}
+    for split in ("train", "test"):
+        for end in (".jsonl", ".jsonl.gz"):
+            file = Path(place).expanduser() / (split + end)
+            if file.is_file():
+                solutions |= {str(r.get("question")): str(r.get("answer")) for _, r in read_json_lines(file)}
+                break
+    return solutions
+
+
+def _directory(source: str, place: str) -> str | None:
+    if not place:
+        raise InputError(f"say where {source} lies, as {source}:DIRECTORY, or ask for the hub with {source}:hub")
+    return None if place == "hub" else place
+
+
+def _load_gsm8k(place: str, request: TaskRequest) -> TaskSplits:
+    set_apart = 512 if request.holdout is None else request.holdout
+    return choose_all(gsm8k_tasks(_directory("gsm8k", place), holdout=set_apart, seed=request.seed), request)
+
+
+def _load_math500(place: str, request: TaskRequest) -> TaskSplits:
+    splits = math500_tasks(_directory("math500", place), holdout=request.holdout or 0, seed=request.seed)
+    return choose_all(splits, request)
+
+
+GSM8K = Source(
+    "gsm8k",
+    _load_gsm8k,
+    place="DIR",
+    holdout_is_set_apart=True,
+    usual_place="hub",
+    solutions=gsm8k_solutions,
+)
+MATH500 = Source("math500", _load_math500, place="DIR", holdout_is_set_apart=True, usual_place="hub")

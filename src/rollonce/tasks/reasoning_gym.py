@@ -5,6 +5,7 @@ Source: Stojanovski et al., "Reasoning Gym" (2025), https://github.com/open-thou
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import heapq
@@ -19,6 +20,7 @@ from rollonce.errors import InputError, MissingExtraError
 from rollonce.rollouts import normalise_prompt
 from rollonce.tasks.base import SPLITS, Task, TaskSet, TaskSplits, split_of
 from rollonce.tasks.grading import extract_answer
+from rollonce.tasks.source import Source, TaskRequest
 
 _BLOCK = 500  # items made by one dataset object, after which it is seeded anew
 _GIVE_UP = 40  # blocks in a row without a prompt that is new and wanted: the dataset has run dry
@@ -149,7 +151,7 @@ def reasoning_gym_tasks(
     sources: Sequence[ReasoningGymSource],
     *,
     train: int = 0,
-    calibration: int = 0,
+    holdout: int = 0,
     test: int = 0,
     seed: int = 0,
     partial: bool = False,
@@ -160,7 +162,7 @@ def reasoning_gym_tasks(
 
     Args:
         sources: The components.
-        train, calibration, test: How many tasks of each split, shared out among the components by weight.
+        train, holdout, test: How many tasks of each split, shared out among the components by weight.
         seed: Which tasks are drawn, and the order in which components are interleaved. Never which split a prompt
             belongs to.
         partial: Keep reasoning-gym's part marks instead of 0 or 1.
@@ -179,7 +181,7 @@ def reasoning_gym_tasks(
     for source in sources:
         if not (np.isfinite(source.weight) and source.weight > 0):
             raise InputError(f"the weight of {source.label!r} must be a positive number, not {source.weight}")
-    wanted = dict(zip(SPLITS, (train, calibration, test), strict=True))
+    wanted = dict(zip(SPLITS, (train, holdout, test), strict=True))
     if min(wanted.values()) < 0:
         raise InputError(f"numbers of tasks must not be negative: {wanted}")
     counts = {split: _counts([s.weight for s in sources], n) for split, n in wanted.items()}
@@ -211,3 +213,55 @@ def reasoning_gym_tasks(
                 idle = 0
     rng = np.random.default_rng([seed, len(sources)])
     return TaskSplits(*(TaskSet([drawn[s][i] for i in rng.permutation(len(drawn[s]))], f"{name}/{s}") for s in SPLITS))
+
+
+def parse_mixture(text: str) -> list[ReasoningGymSource]:
+    """``chain_sum(min_terms=2, max_terms=3)*2 + gcd`` -> sources: a configuration in brackets, a weight after ``*``.
+
+    Two entries of one dataset get the levels ``1``, ``2`` ... in their order.
+
+    >>> [(s.dataset, dict(s.config), s.weight) for s in parse_mixture("chain_sum(max_terms=3)*2 + gcd")]
+    [('chain_sum', {'max_terms': 3}, 2.0), ('gcd', {}, 1.0)]
+    """
+    wrong = InputError(
+        f"{text!r} is no mixture of reasoning-gym datasets; write it as chain_sum(max_terms=3)*2 + gcd, values as in "
+        "Python"
+    )
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise wrong from error
+    found: list[tuple[str, dict[str, Any], float]] = []
+
+    def visit(node: ast.expr, weight: float) -> None:
+        match node:
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                visit(left, weight)
+                visit(right, weight)
+            case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int() | float() as factor)):
+                visit(left, weight * factor)
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
+                found.append((name, {str(k.arg): ast.literal_eval(k.value) for k in keywords}, weight))
+            case ast.Name(id=name):
+                found.append((name, {}, weight))
+            case _:
+                raise wrong
+
+    try:
+        visit(tree, 1.0)
+    except ValueError as error:
+        raise wrong from error
+    names = [name for name, _, _ in found]
+    level = lambda i: str(names[: i + 1].count(names[i])) if names.count(names[i]) > 1 else ""  # noqa: E731
+    return [
+        ReasoningGymSource(name, config, float(weight), level=level(i))
+        for i, (name, config, weight) in enumerate(found)
+    ]
+
+
+def _load(place: str, request: TaskRequest) -> TaskSplits:
+    numbers = request.numbers(train=1024, holdout=128, test=256)
+    return reasoning_gym_tasks(parse_mixture(place), **numbers, seed=request.seed)
+
+
+REASONING_GYM = Source("reasoning-gym", _load, place="MIXTURE", is_endless=True)

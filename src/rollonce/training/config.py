@@ -112,7 +112,7 @@ class TasksConfig(Section):
         source: See `rollonce.tasks.load_tasks`.
         train: Tasks to train on; they are gone through in an order drawn by the run's seed, and again if steps ask for
             more.
-        holdout: Tasks set apart to choose rates by and to draw learning curves with (the calibration split).
+        holdout: Tasks set apart to choose rates by and to draw learning curves with.
         test: Tasks for the final figures; nothing is ever chosen by them.
         seed: Which tasks are drawn: the same in all arms and seeds.
         grader, columns: For ``jsonl``.

@@ -166,7 +166,7 @@ def set_up(
         return run
 
     def evaluate_start() -> list[EvaluationRecord]:
-        return evaluate(learner, splits.calibration, splits.test, config, step=0, final=True)
+        return evaluate(learner, splits.holdout, splits.test, config, step=0, final=True)
 
     write_evaluation(directory, 0, evaluate_start() if start_evaluation is None else start_evaluation(evaluate_start))
     return run
@@ -255,8 +255,8 @@ def between_steps(run: RunUnderWay, stopped: threading.Event) -> None:
     """After a step that is not the last: the learning curve, a checkpoint, and whether to stop here."""
     config, step = run.config, run.steps_done
     every = config.evaluation.every
-    if every and step % every == 0 and len(run.splits.calibration):
-        records = evaluate(run.learner, run.splits.calibration, run.splits.test, config, step=step, final=False)
+    if every and step % every == 0 and len(run.splits.holdout):
+        records = evaluate(run.learner, run.splits.holdout, run.splits.test, config, step=step, final=False)
         write_evaluation(run.directory, step, records)
     stopping_here = stopped.is_set()
     if stopping_here or step % config.train.checkpoint_every == 0:
@@ -286,7 +286,7 @@ def finish(run: RunUnderWay) -> RunResult:
         return RunResult(run.status, run.message, run.steps_done)
     checkpoint(run)
     step = run.steps_done
-    records = evaluate(run.learner, run.splits.calibration, run.splits.test, run.config, step=step, final=True)
+    records = evaluate(run.learner, run.splits.holdout, run.splits.test, run.config, step=step, final=True)
     write_evaluation(run.directory, step, records)
     write_directory(run.directory / POLICY_FOLDER, run.learner.save)
     means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))

@@ -21,7 +21,7 @@ def tasks_of(config: TasksConfig) -> TaskSplits:
     """The tasks that a configuration names: train, hold-out, test."""
     options: dict[str, Any] = {
         "train": config.train,
-        "calibration": config.holdout,
+        "holdout": config.holdout,
         "test": config.test,
         "seed": config.seed,
     }

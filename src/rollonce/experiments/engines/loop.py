@@ -25,11 +25,10 @@ from rollonce.experiments.preflight import OwnPath
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.rollouts import FloatArray
 from rollonce.run_directory import CHECKPOINT_FILE, METRICS_FILE, POLICY_FOLDER
-from rollonce.tasks import Task, TaskSet, TaskSplits, grade, load_tasks
+from rollonce.tasks import Task, TaskSet, TaskSplits, grade, load_tasks, source_of, worked_solutions
 from rollonce.training.config import RunConfig, validated
 
 BATCHES = "batches.jsonl"
-_DRAWN = ("embedded", "reasoning-gym")  # sources that make as many tasks as asked for
 
 
 class LoopEngine:
@@ -79,12 +78,12 @@ class LoopEngine:
     def tasks(self) -> ExperimentTasks:
         """See `Engine.tasks`."""
         if self._tasks is None:
-            s, drawn = self.settings, self.settings.tasks.partition(":")[0] in _DRAWN
+            s, drawn = self.settings, source_of(self.settings.tasks)[0].is_endless
             n = self.spec.eval.n_examples
             splits = load_tasks(
                 s.tasks,
                 train=s.train_tasks,
-                calibration=s.calibration_tasks,
+                holdout=s.calibration_tasks,
                 test=n if drawn else None,
                 seed=s.task_seed,
             )
@@ -107,7 +106,7 @@ class LoopEngine:
         """Known solutions: GSM8K's worked ones where the files are here, else the reference itself as the response."""
         if self.settings.dense_reward:
             return []
-        solutions = gsm8k_solutions(self.settings.tasks)
+        solutions = worked_solutions(self.settings.tasks)
         return [(t, solutions.get(t.prompt, t.reference)) for t in [*test, *train]]
 
     # ---- one arm's configuration
@@ -312,21 +311,4 @@ def steps_of(directory: Path, config: RunConfig) -> list[StepLog]:
                 m["self_weight_max"],
             )
         )
-    return out
-
-
-def gsm8k_solutions(source: str) -> dict[str, str]:
-    """Question -> worked solution, for a source ``gsm8k:DIRECTORY``; empty for others."""
-    from rollonce.tasks.jsonl import read_json_lines
-
-    name, _, place = source.partition(":")
-    if name != "gsm8k" or place == "hub":
-        return {}
-    out: dict[str, str] = {}
-    for split in ("train", "test"):
-        for end in (".jsonl", ".jsonl.gz"):
-            file = Path(place).expanduser() / (split + end)
-            if file.is_file():
-                out.update({str(r.get("question")): str(r.get("answer")) for _, r in read_json_lines(file)})
-                break
     return out

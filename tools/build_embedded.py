@@ -1,7 +1,7 @@
-"""Rebuild the embedded policy: ``python -m rollonce.policies.build_embedded --out DIR``.
+"""Rebuild the embedded policy: ``python tools/build_embedded.py --out DIR``.
 
-Supervised learning from nothing on worked solutions (`rollonce.policies.embedded_steps`) of the ``train`` prompts of
-the embedded mixture (`rollonce.tasks.embedded`): no calibration or test prompt of any seed is among them, since a
+Supervised learning from nothing on worked solutions (`embedded_steps`) of the ``train`` prompts of
+the embedded mixture (`rollonce.tasks.embedded`): no hold-out or test prompt of any seed is among them, since a
 prompt's split is a hash of its content.
 One thread, a fixed number of steps and one seed: the same machine and versions give the same weights. Stopped early on
 purpose: a policy that still errs leaves reinforcement learning something to gain.
@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rollonce.policies.embedded_steps import worked_solution
-from rollonce.policies.embedded_tokenizer import BOS, EOS, REPLY, build_tokenizer
+from embedded_steps import worked_solution
+from embedded_tokenizer import BOS, EOS, REPLY, build_tokenizer
 
 MAX_RESPONSE_TOKENS = 96
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollonce.policies.embedded_steps import CLOSINGS, HASTE, JOINTS, OPENINGS, REMARKS, TERMS
+from embedded_steps import CLOSINGS, HASTE, JOINTS, OPENINGS, REMARKS, TERMS
 
 PAD, EOS, REPLY, BOS = "<|pad|>", "<|eos|>", "<|reply|>", "<|bos|>"
 CHAT_TEMPLATE = (

@@ -12,7 +12,6 @@ Two things are drawn at random for every solution:
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -261,16 +260,3 @@ def worked_solution(
     if rng.random() < 0.5:
         out += rng.choice(REMARKS)
     return out + rng.choice(CLOSINGS) + answer
-
-
-def entropy_of_wording() -> float:
-    """Nats of wording in a solution of two steps, a lower bound on what a perfect imitator's rollouts carry (detail not
-    counted).
-
-    Opening, joint, remark and closing are drawn as in `worked_solution`.
-    """
-
-    def optional(p: float, n: int) -> float:
-        return -p * math.log(p / n) - (1 - p) * math.log(1 - p)
-
-    return optional(0.7, len(OPENINGS)) + math.log(len(JOINTS)) + optional(0.5, len(REMARKS)) + math.log(len(CLOSINGS))

