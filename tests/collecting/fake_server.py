@@ -25,6 +25,11 @@ def answer(prompt: str, seed: int | None) -> str:
     return f"That makes {sum(digits) + wrong}"
 
 
+def token_log_probs(text: str) -> list[float]:
+    """Of each word: minus an eighth of its length."""
+    return [-len(word) / 8 for word in text.split()]
+
+
 class FakeServer:
     """Serves on a free port of the loopback from ``with`` to its end.
 
@@ -41,12 +46,14 @@ class FakeServer:
         trouble: Trouble | None = None,
         delay: float = 0.0,
         usage: bool = True,
+        log_probs: str = "all",
     ) -> None:
         """``listing``: what ``GET /models`` does: ``works``; ``fails`` (status 500, after which the connection is
         dropped when it is used again, as transformers serve does where the hub has no cache); ``drops`` (no answer at
-        all)."""
+        all). ``log_probs``: whether it returns them when asked: ``all``; ``without the last`` token's; ``one`` alone;
+        ``ignores`` the field; ``refuses`` it."""
         self.models, self.trouble, self.delay, self.usage = models, trouble, delay, usage
-        self.listing = listing
+        self.listing, self.log_probs = listing, log_probs
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.key: str | None = None
         self.limit: int | None = None
@@ -106,6 +113,8 @@ class FakeServer:
                     self.close_connection = True
                 elif trouble is not None:
                     self.reply(trouble[0], trouble[2], trouble[1])
+                elif fake.log_probs == "refuses" and "logprobs" in body:
+                    self.reply(422, {"detail": "Unsupported fields in the request: {'logprobs'}"})
                 elif body.get("stream"):
                     self.stream(body)
                 else:
@@ -176,6 +185,12 @@ class FakeServer:
             "model": body["model"],
             "choices": [{"index": 0, "finish_reason": finish} | said],
         }
+        if body.get("logprobs") and self.log_probs != "ignores":
+            values = token_log_probs(text)
+            values = {"all": values, "without the last": values[:-1], "one": values[:1]}[self.log_probs]
+            plain = {"tokens": text.split()[: len(values)], "token_logprobs": values}
+            listed = {"content": [{"token": "?", "logprob": v, "top_logprobs": []} for v in values]}
+            out["choices"][0]["logprobs"] = listed if chat else plain
         out["object"] = "chat.completion" if chat else "text_completion"
         if self.usage:
             n, m = len(prompt.split()), len(text.split())

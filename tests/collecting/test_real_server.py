@@ -116,9 +116,11 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
         Settings("no/such-model", "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, retries=0),
         say=said.append,
     )
-    assert len(said) == 1
-    assert "asked for 'no/such-model'" in said[0]
-    assert name in said[0]
+    # This server refuses the field logprobs: said once, and it costs no try.
+    refusal, other = said
+    assert refusal.startswith("the column log_prob is left out: the server refuses log-probabilities")
+    assert "asked for 'no/such-model'" in other
+    assert name in other
     note = json.loads((tmp_path / "x.jsonl.collect.json").read_text())
     assert note["server"]["answered_model"].startswith(name)
 

@@ -1,8 +1,8 @@
 """Any OpenAI-compatible server as a policy: vLLM, SGLang, llama.cpp, transformers serve, Tinker's, a provider's.
 
 One request is one rollout (``n=1``), so that each has its own seed and can fail, be retried and be written by itself.
-What a server does not take (``seed``, ``max_tokens`` under that name) is found out from its refusal, once, and noted in
-the provenance.
+What a server does not take (``seed``, ``logprobs``, ``max_tokens`` under that name) is found out from its refusal,
+once, and noted in the provenance.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rollonce.collecting.log_probs import ServerLogProbs
 from rollonce.collecting.settings import Sampled, Settings
 from rollonce.errors import InputError
 from rollonce.tasks import Task
@@ -58,6 +59,7 @@ class Endpoint:
         self.retries = 0
         self._send_seed = not str(note.get("seed", "")).startswith("refused")
         self._limit_key = note.get("limit_key", "max_tokens")
+        self._log_probs = ServerLogProbs(settings, note, say)
         self._listed: list[str] | None = None
         self._answered = False
 
@@ -132,6 +134,7 @@ class Endpoint:
             prompt_tokens=_token_count(usage.get("prompt_tokens")),
             tokens=_token_count(usage.get("completion_tokens")),
             truncated=finish == "length",
+            log_prob=self._log_probs.read(choice, _token_count(usage.get("completion_tokens"))),
             finish="" if finish in ("stop", "length", "eos", "end_turn") else str(finish),
         )
 
@@ -157,6 +160,7 @@ class Endpoint:
             "model": s.policy,
             "temperature": s.temperature,
             self._limit_key: s.max_tokens,
+            **self._log_probs.fields(),
             **s.extra,
         }
         if self._send_seed:
@@ -213,6 +217,9 @@ class Endpoint:
         # Compared with what *this* request held: of many that were under way at the first refusal each is sent again.
         if "max_completion_tokens" in text and "max_tokens" in body:
             self._limit_key = self.note["limit_key"] = "max_completion_tokens"
+            return True
+        if "logprobs" in text and "logprobs" in body:
+            self._log_probs.refused(self._quote(answer))
             return True
         if "seed" in text and "seed" in body:
             if self._send_seed:

@@ -73,8 +73,10 @@ class Local:
                     digest.update(f.read(_PIECE))
         return digest.hexdigest()
 
-    def log_prob_is(self) -> str:
+    def log_prob_meaning(self) -> str:
         """What the column ``log_prob`` holds, for the provenance."""
+        if self.settings.log_probs == "off":
+            return "none: --log-probs off"
         return (
             "natural logarithm, summed over the response's tokens and its end-of-sequence token, under the "
             f"distribution that was sampled from: the whole vocabulary at temperature {self.settings.temperature:g}"
@@ -98,7 +100,8 @@ class Local:
                 ) from error
             raise
         prompt_tokens = got.prompt_mask_BP.sum(dim=1).tolist()
-        log_probs = got.log_probs_BT.double().sum(dim=1).tolist()
+        is_kept = s.log_probs != "off"
+        log_probs = got.log_probs_BT.double().sum(dim=1).tolist() if is_kept else [None] * len(tasks)
         each = zip(got.texts, prompt_tokens, got.lengths_B.tolist(), got.truncated_B.tolist(), log_probs, strict=True)
         return [
             Sampled(text, prompt_tokens=int(p), tokens=int(n), truncated=bool(cut), log_prob=log_prob)

@@ -77,7 +77,7 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
 
         model = Local(settings)
         store = Store(settings, tasks, model.fingerprint())
-        store.server["log_prob"] = model.log_prob_is()
+        store.server["log_prob"] = model.log_prob_meaning()
         work: Callable[[], None] = lambda: _by_blocks(settings, store, tasks, model.sample, tell)  # noqa: E731
     else:
         store = Store(settings, tasks)

@@ -17,6 +17,7 @@ from rollonce.readers.generic import USUAL
 from rollonce.tasks import SPLITS, Task, source_of, split_named
 
 APIS = ("chat", "completions")
+LOG_PROBS = ("auto", "on", "off")
 ALL = "all"
 ENVIRONMENT = "verifiers"
 """The source of tasks that rolls out and scores by itself, and so is none of the registry's."""
@@ -38,6 +39,9 @@ class Settings:
         seed: Which tasks, and the seed of every rollout.
         temperature: What logits are divided by.
         max_tokens: Limit of a response; one that meets it is truncated and has reward 0.
+        log_probs: Whether rows get ``log_prob``: ``auto`` (a model on this machine: always; a server: at temperature 1,
+            where it returns them); ``on`` (a server's at other temperatures too, where they are taken after the
+            temperature); ``off``.
         system: A system message.
         template: Holds ``{prompt}``; what is sent.
         extra: More fields of each request, sent as they are.
@@ -63,6 +67,7 @@ class Settings:
     seed: int = 0
     temperature: float = 1.0
     max_tokens: int = 2048
+    log_probs: str = "auto"
     system: str | None = None
     template: str = "{prompt}"
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -159,6 +164,8 @@ def check_settings(s: Settings) -> Settings:
         )
     if s.api not in APIS:
         raise InputError(f"--api must be one of {', '.join(APIS)}, not {s.api!r}")
+    if s.log_probs not in LOG_PROBS:
+        raise InputError(f"--log-probs must be one of {', '.join(LOG_PROBS)}, not {s.log_probs!r}")
     if s.split not in (*SPLITS, ALL):
         raise InputError(f"--split must be one of {', '.join((*SPLITS, ALL))}, not {s.split!r}")
     if "{prompt}" not in s.template:
@@ -170,6 +177,8 @@ def check_settings(s: Settings) -> Settings:
         raise InputError(
             "--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out"
         )
+    if s.environment and s.log_probs == "on":
+        raise InputError("a verifiers environment asks the server by itself, without them: leave out --log-probs")
     if s.url is None:
         _check_local(s)
     else:
@@ -222,7 +231,8 @@ def _check_url(s: Settings) -> None:
             "--url must hold no user name, password or query: the address is written into the provenance; keys go by "
             "--key-env"
         )
-    reserved = {"model", "messages", "prompt", "temperature", "max_tokens", "seed", "stream", "n"} & set(s.extra)
+    reserved = {"model", "messages", "prompt", "temperature", "max_tokens", "seed", "stream", "n", "logprobs"}
+    reserved &= set(s.extra)
     if reserved:
         raise InputError(f"--extra must not hold {sorted(reserved)[0]!r}, which is sent already")
 

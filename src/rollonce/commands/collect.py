@@ -72,6 +72,9 @@ class Args:
     """Sampling temperature: that of your training."""
     max_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Limit of a response; cut off there it has reward 0. Default 2048; 96 for the embedded policy."""
+    log_probs: Annotated[str, arg(metavar="WHEN")] = "auto"
+    """Log-probabilities of responses: auto, on or off. A server's are stored at temperature 1 alone, where all servers
+    mean the same by them; on stores them at any, for servers that take them after the temperature."""
     system: Annotated[str | None, _Text] = None
     """A system message."""
     template: Annotated[str, arg(metavar="TEXT")] = "{prompt}"
@@ -143,6 +146,7 @@ def _settings(args: Args) -> Settings:
         "split",
         "seed",
         "temperature",
+        "log_probs",
         "system",
         "template",
         "grader",
