@@ -22,11 +22,14 @@ SHAPES = {
     "rg_easy_gemma3_27b_G3": (1165, 3),
     "gsm8k_qwen25coder_1.5b": (64, 8),
     "rg_smollm2_135m": (64, 8),
+    "logprob_embedded": (256, 8),
 }
+WITH_LOG_PROBS = [name for name in SHAPES if name.startswith("logprob_")]
 
 
 def test_names() -> None:
     assert set(datasets.names()) == set(SHAPES)
+    assert set(datasets.names(with_log_probs=False)) == set(SHAPES) - set(WITH_LOG_PROBS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -47,6 +50,25 @@ def test_a_set(name: str) -> None:
     assert read.tasks.task_ids.tolist() == table.tasks.task_ids.tolist()
     np.testing.assert_array_equal(read.rewards_R, table.rewards_R)
     np.testing.assert_array_equal(read.lengths_R, table.lengths_R)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", WITH_LOG_PROBS)
+def test_a_set_with_log_probabilities(name: str) -> None:
+    table = datasets.load(name)
+    log_probs_R, tokens_R = table.log_probs_R, table.lengths_R
+    assert log_probs_R is not None
+    assert tokens_R is not None
+    read = read_rollouts(datasets.path(name), columns=["family"])
+    np.testing.assert_array_equal(read.log_probs_R, log_probs_R)  # pyright: ignore[reportArgumentType]
+    assert read.tasks.column("family").tolist() == table.tasks.column("family").tolist()
+    # Sums over tokens, at temperature 1: at most 0, and a few tenths of a nat to a few nats per token.
+    assert (log_probs_R <= 0).all()
+    assert 0.05 < -log_probs_R.sum() / tokens_R.sum() < 4
+    # A policy is right oftener where it is sure: rewarded rollouts are the likelier ones.
+    assert log_probs_R[table.rewards_R == 1].mean() > log_probs_R[table.rewards_R == 0].mean()
+    if name == "logprob_smollm2_long":
+        assert tokens_R.mean() >= 100
+        assert table.rewards_R.mean() >= 0.05
 
 
 def test_families() -> None:

@@ -98,7 +98,7 @@ def test_one_rollout_a_task_says_what_cannot_be_told(sums, rollonce):
     with FakeServer() as server:
         ran = rollonce(*at(server, sums, "--rollouts", 1))
     assert ran.code == 0, ran.err
-    assert "not to be told apart with one rollout a task" in ran.out
+    assert "not to be told apart with one rollout per task" in ran.out
     assert "would halve" not in ran.out
 
 

@@ -78,26 +78,26 @@ class Environment:
                 )
             env = load_environment(config)
             taskset = env.taskset if env.taskset.bounded else env.taskset.take(s.n_tasks)
-            found = list(taskset)
+            all_tasks = list(taskset)
         except InputError:
             raise
         except Exception as error:  # an environment is foreign code: anything may come out of it
             raise InputError(
                 f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_first_line(error)}"
             ) from error
-        if len(found) < s.n_tasks:
+        if len(all_tasks) < s.n_tasks:
             raise InputError(
-                f"{s.n_tasks} tasks asked for, but {name} has only {len(found)}: ask for --tasks {len(found)}"
+                f"{s.n_tasks} tasks asked for, but {name} has only {len(all_tasks)}: ask for --tasks {len(all_tasks)}"
             )
         order = (
-            np.random.default_rng([s.seed, len(found)]).permutation(len(found))
+            np.random.default_rng([s.seed, len(all_tasks)]).permutation(len(all_tasks))
             if env.taskset.bounded
-            else range(len(found))
+            else range(len(all_tasks))
         )
         own: dict[str, Any] = {}
         tasks = []
         for i in list(order)[: s.n_tasks]:
-            task = found[int(i)]
+            task = all_tasks[int(i)]
             data = task.data.model_dump(mode="json")
             if data.get("prompt") is None:
                 raise InputError(
@@ -193,11 +193,11 @@ class EnvironmentAsker:
             self.note.setdefault("seed", _SEED_SENT)
             return Sampled(text, **tokens, truncated=True, reward=0.0, failure="truncated")
         try:
-            found = next(iter(self._reader.rows(episode.model_dump(mode="json"))))
+            scored = next(iter(self._reader.rows(episode.model_dump(mode="json"))))
         except InputError as error:
             return Sampled("", reward=0.0, failure=f"NotScored: {error.message}")
         self.note.setdefault("seed", _SEED_SENT)
-        return Sampled(text, **tokens, reward=float(found.reward))
+        return Sampled(text, **tokens, reward=float(scored.reward))
 
 
 def _text(trace: Any) -> str:

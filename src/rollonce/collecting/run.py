@@ -65,14 +65,14 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
     """
     settings, say = check_settings(settings), say or (lambda text: None)
     settings.key()  # a key that is not there is said before tasks are made
-    if settings.environment:
+    if settings.uses_environment:
         from rollonce.collecting.environment import Environment
 
         environment = Environment.load(settings)
         tasks = environment.tasks
     else:
         environment, tasks = None, find_tasks(settings)
-    if settings.local:
+    if settings.is_local:
         from rollonce.collecting.local import Local
 
         model = Local(settings)

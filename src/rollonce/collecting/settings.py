@@ -87,12 +87,12 @@ class Settings:
         object.__setattr__(self, "split", split_named(self.split))
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the model runs in this process."""
         return self.url is None
 
     @property
-    def environment(self) -> bool:
+    def uses_environment(self) -> bool:
         """Whether a verifiers environment rolls out and scores."""
         return self.tasks_from.startswith(f"{ENVIRONMENT}:")
 
@@ -115,9 +115,9 @@ class Settings:
             "grader",
             "time_limit",
         ]
-        names += ["batch_rows"] if self.local else ["api"]
+        names += ["batch_rows"] if self.is_local else ["api"]
         both = {n: getattr(self, n) for n in names} | {"columns": list(self.columns), "extra": dict(self.extra)}
-        return json.loads(json.dumps(both | {"where": "this machine" if self.local else "a server"}))
+        return json.loads(json.dumps(both | {"where": "this machine" if self.is_local else "a server"}))
 
     def key(self) -> str | None:
         """The key, from the environment.
@@ -173,11 +173,11 @@ def check_settings(s: Settings) -> Settings:
     if re.search(r"\.(gz|zst|csv|tsv|parquet|json)$", s.out, re.IGNORECASE):
         raise InputError("rollouts are written as plain JSON Lines; give --out a name that ends in .jsonl", file=s.out)
     check_source(s.tasks_from, s.grader, s.columns)
-    if s.environment and s.time_limit != Settings.time_limit:
+    if s.uses_environment and s.time_limit != Settings.time_limit:
         raise InputError(
             "--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out"
         )
-    if s.environment and s.log_probs == "on":
+    if s.uses_environment and s.log_probs == "on":
         raise InputError("a verifiers environment asks the server by itself, without them: leave out --log-probs")
     if s.url is None:
         _check_local(s)
@@ -210,7 +210,7 @@ def _check_local(s: Settings) -> None:
             raise InputError(f"{_option(name)} belongs to a server; give its address with --url, or leave it out")
     if re.match(r"https?://", s.policy):
         raise InputError(f"{s.policy!r} is an address: give it as --url, and the model's name at that server as POLICY")
-    if s.environment:
+    if s.uses_environment:
         raise InputError("a verifiers environment asks a server for its responses; serve the model and give --url")
 
 
@@ -305,7 +305,7 @@ def check_columns(task: Task) -> None:
     Raises:
         InputError: naming the column.
     """
-    taken = {*OWN_KEYS, *USUAL["step"], *USUAL["rollout"], *USUAL["task"]}
+    taken = {*OWN_KEYS, *USUAL["step"], *USUAL["rollout"], *USUAL["task"], *USUAL["log_prob"]}
     for name in task.columns:
         if name in taken:
             raise InputError(

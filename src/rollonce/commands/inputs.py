@@ -110,7 +110,7 @@ def find_sources(
     """
     if together and separate:
         raise InputError("--together and --separate exclude each other")
-    sources = [Source(name, ()) for name in datasets.names()] if all_datasets else []
+    sources = [Source(name, ()) for name in datasets.names(with_log_probs=False)] if all_datasets else []
     groups: dict[Any, dict[str, RolloutFile]] = {}
     format = Options.of(options.keywords()).forced_format
     for word in words:

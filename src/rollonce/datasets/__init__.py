@@ -1,5 +1,5 @@
-"""Eight small public calibration sets, shipped with the package so that examples run anywhere (README.md here says
-where they come from).
+"""Small public calibration sets, shipped with the package so that examples run anywhere (README.md here says where they
+come from): eight without log-probabilities, and one with them.
 
 >>> from rollonce import datasets
 >>> table = datasets.load("game24_gpt4_cot")
@@ -33,6 +33,7 @@ class Dataset(NamedTuple):
         licence: SPDX name and copyright.
         licence_file: The licence's text in this package.
         family: A pattern that cuts the column ``family`` out of a task id, or None.
+        has_log_probs: Whether its rollouts carry their log-probabilities.
     """
 
     name: str
@@ -42,12 +43,18 @@ class Dataset(NamedTuple):
     licence: str
     licence_file: Path
     family: str | None = None
+    has_log_probs: bool = False
 
 
 def _set(
     name: str, policy: str, reward: str, source: str, licence: str, file: str, family: str | None = None
 ) -> Dataset:
     return Dataset(name, policy, reward, source, licence, _HERE / "licences" / file, family)
+
+
+def _with_log_probs(name: str, policy: str) -> Dataset:
+    made = "rollouts made for this project by rollonce collect; tasks from open-thought/reasoning-gym"
+    return _set(name, policy, "0/1", made, *_RG)._replace(has_log_probs=True)
 
 
 _TOT = ("MIT, Copyright (c) 2023 Shunyu Yao", "tree-of-thought-llm.MIT.txt")
@@ -116,13 +123,14 @@ _SETS = {
             *_RG,
             r"^rg-(.+)-s\d+-\d+$",
         ),
+        _with_log_probs("logprob_embedded", "the embedded policy of rollonce, T=1.0, at most 96 tokens"),
     )
 }
 
 
-def names() -> tuple[str, ...]:
-    """The names of the sets."""
-    return tuple(_SETS)
+def names(*, with_log_probs: bool = True) -> tuple[str, ...]:
+    """The names of the sets: all of them, or the eight that have no log-probabilities."""
+    return tuple(name for name, about in _SETS.items() if with_log_probs or not about.has_log_probs)
 
 
 def describe(name: str) -> Dataset:
@@ -146,7 +154,7 @@ def path(name: str) -> Path:
 
 
 def load(name: str) -> Rollouts:
-    """The set as a table, tasks in the order of the file, with the column ``family`` where it has one.
+    """The set as a table, tasks in the order of the file, with the columns ``family`` and ``level`` where it has them.
 
     Raises:
         InputError: if there is no such set.
@@ -161,16 +169,18 @@ def load(name: str) -> Rollouts:
         row = orjson.loads(line)
         groups.setdefault(row["task_id"], []).append(row)
     rows = [row for group in groups.values() for row in group]
-    columns: dict[str, list[str]] = {}
+    columns = {c: [str(g[0][c]) for g in groups.values()] for c in ("family", "level") if c in rows[0]}
     if about.family is not None:
         found = [re.search(about.family, task) for task in groups]
         columns["family"] = [m.group(m.re.groups) for m in found if m is not None]
+    length = "response_length" if "response_length" in rows[0] else "response_tokens"
     return Rollouts(
         about.name,
         Tasks([str(group[0]["prompt"]) for group in groups.values()], np.array(list(groups), dtype=object), columns),
         np.concatenate([[0], np.cumsum([len(g) for g in groups.values()])]).astype(np.int64),
         np.array([r["reward"] for r in rows], dtype=np.float64),
-        np.array([r["response_length"] for r in rows], dtype=np.float64),
+        np.array([r[length] for r in rows], dtype=np.float64),
         source=f"rollonce.datasets: {about.source}",
         format="generic",
+        log_probs_R=np.array([r["log_prob"] for r in rows], dtype=np.float64) if about.has_log_probs else None,
     )

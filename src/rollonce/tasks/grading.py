@@ -55,11 +55,11 @@ def extract_answer(response: str) -> str:
 
 def _as_number(text: str) -> Fraction | None:
     """The last number in a text as an exact fraction (thousands commas dropped), or None."""
-    found = _NUMBER.findall(text.replace("$", ""))
-    if not found:
+    numbers = _NUMBER.findall(text.replace("$", ""))
+    if not numbers:
         return None
     # 1e400 as a Fraction is a 400-digit integer: the pattern's three digits of exponent keep that harmless.
-    top, _, bottom = found[-1].replace(",", "").replace(" ", "").partition("/")
+    top, _, bottom = numbers[-1].replace(",", "").replace(" ", "").partition("/")
     try:
         return Fraction(top) / Fraction(bottom or "1")
     except (ValueError, ZeroDivisionError):
@@ -159,9 +159,9 @@ def grader_by_name(name: str) -> Callable[[str, str], float]:
             f"there is no grader {name!r}; give one of {', '.join(GRADERS)}, or module:callable for your own"
         )
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        grader = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:  # an import runs foreign code, so anything may come out of it
         raise InputError(f"the grader {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(grader):
         raise InputError(f"the module {module!r} has no callable {attribute!r} to grade with")
     return ImportedGrader(name)

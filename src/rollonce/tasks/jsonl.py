@@ -82,7 +82,7 @@ def jsonl_tasks(
     default = grader_by_name(grader) if isinstance(grader, str) else grader
     tasks: list[Task] = []
     lines: dict[str, int] = {}
-    found: set[str] = set()
+    columns_seen: set[str] = set()
     for line, record in read_json_lines(path):
         prompt = record[_pick(record, (prompt_key,) if prompt_key else PROMPT_KEYS, "prompt", path, line)]
         reference = record[
@@ -106,13 +106,13 @@ def jsonl_tasks(
             chosen = grader_by_name(own) if isinstance(own, str) else default
         except InputError as error:
             raise InputError(error.message, file=path, line=line) from error
-        found |= record.keys() & set(columns)
+        columns_seen |= record.keys() & set(columns)
         tasks.append(
             Task(str(record.get("id", line)), prompt, str(reference), chosen, {c: record.get(c) for c in columns})
         )
     if not tasks:
         raise InputError("holds no tasks", file=path)
-    missing = [c for c in columns if c not in found]
+    missing = [c for c in columns if c not in columns_seen]
     if missing:
         raise InputError(f"no line has the column {missing[0]!r}", file=path)
     try:

@@ -231,7 +231,7 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         raise wrong from error
-    found: list[tuple[str, dict[str, Any], float]] = []
+    components: list[tuple[str, dict[str, Any], float]] = []
 
     def visit(node: ast.expr, weight: float) -> None:
         match node:
@@ -241,9 +241,9 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
             case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int() | float() as factor)):
                 visit(left, weight * factor)
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
-                found.append((name, {str(k.arg): ast.literal_eval(k.value) for k in keywords}, weight))
+                components.append((name, {str(k.arg): ast.literal_eval(k.value) for k in keywords}, weight))
             case ast.Name(id=name):
-                found.append((name, {}, weight))
+                components.append((name, {}, weight))
             case _:
                 raise wrong
 
@@ -251,11 +251,11 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
         visit(tree, 1.0)
     except ValueError as error:
         raise wrong from error
-    names = [name for name, _, _ in found]
+    names = [name for name, _, _ in components]
     level = lambda i: str(names[: i + 1].count(names[i])) if names.count(names[i]) > 1 else ""  # noqa: E731
     return [
         ReasoningGymSource(name, config, float(weight), level=level(i))
-        for i, (name, config, weight) in enumerate(found)
+        for i, (name, config, weight) in enumerate(components)
     ]
 
 

@@ -3,7 +3,7 @@ when it is broken.
 
 A time limit by signal works in the main thread of a process only, and only where the grader returns to Python now and
 then: ``10 ** 10 ** 9`` does not. So graders of foreign code run in one long-lived child process of ours, which is
-killed and started anew when it overruns. Messages cost some 50 microseconds a response. Our own linear-time graders
+killed and started anew when it overruns. Messages cost about 50 microseconds per response. Our own linear-time graders
 (`rollonce.tasks.grading.TRUSTED`) run where they are called.
 
 The child is a plain ``python -m rollonce.tasks.worker``: no fork (which deadlocks under a threaded torch) and no
@@ -91,7 +91,7 @@ class Worker:
         self.restarts = 0
 
     def _start(self) -> None:
-        # The same import path and threads as here, so that a user's module:callable is found and sympy or numpy claim
+        # The same import path and threads as here, so that a user's module:callable is graded and sympy or numpy claim
         # one core only.
         environment = {
             **os.environ,
@@ -256,6 +256,6 @@ def grade(
         else:
             worker = _WORKER
             with worker.lock:
-                found = worker.ask(task.grader, response, task.reference, time_limit)
-            grades.append(found if found.failure else _checked(found.reward))
+                graded = worker.ask(task.grader, response, task.reference, time_limit)
+            grades.append(graded if graded.failure else _checked(graded.reward))
     return Grades([g.reward for g in grades], [g.failure for g in grades])
