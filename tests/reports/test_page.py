@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 from browser import look
 
+from rollonce.reports import svg
 from rollonce.reports.page import render, write_page
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, score_rollouts
+from rollonce.scoring import Board, Estimate, score_rollouts
 
 EVIL = '<script>window.pwned=1</script><img src="http://example.invalid/x.png">'
 
@@ -103,3 +105,24 @@ def test_an_unwritable_place_is_a_sentence(boards: list[Board], tmp_path: Path) 
 
     with pytest.raises(InputError, match="cannot be written"):
         write_page(str(tmp_path / "nowhere" / "out.html"), boards, "")
+
+
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        [(1.0, 0.97, 1.02)],
+        [(1.38, 1.02, 1.85), (0.56, 0.46, 0.67)],
+        [(3.5, 2.0, 6.0)],
+        [(0.2, 0.1, 0.4), (1.1, 1.0, 1.2)],
+        [(8.0, 5.0, 12.0), (0.35, 0.2, 0.5)],
+        [(1.0, 0.999, 1.001)],
+    ],
+)
+def test_ratio_axes_have_marks_on_both_sides_of_one_and_hold_every_value(ratios) -> None:
+    scale = svg.ratio_scale([Estimate(*r) for r in ratios])
+    assert min(scale.marks) < 1 < max(scale.marks)
+    assert 1.0 in scale.marks
+    assert not any(scale.beyond(value) for value, _, _ in ratios)
+    at = [scale.at(mark) for mark in scale.marks]
+    assert min(b - a for a, b in itertools.pairwise(at)) > 6  # room for the text between two
+    assert len(at) <= 9

@@ -12,7 +12,7 @@ from rollonce import __version__
 from rollonce.comparison import Analysis, ArmSummary
 from rollonce.files import write_whole_file
 from rollonce.reports import svg
-from rollonce.reports.comparison_svg import BANDS, Line, chart, linear_scale, seed_bar, stack
+from rollonce.reports.comparison_svg import Line, chart, linear_scale, seed_bar, stack
 from rollonce.reports.comparison_words import (
     bracket,
     comparison_verdict,
@@ -99,7 +99,6 @@ def render_comparison(analysis: Analysis, command: str) -> str:
         pairings=_pairings(analysis),
         curves=chart(lines, "rollouts", f"Learning curves against rollouts of {names}"),
         curves_seconds=chart(by_seconds, f"{clock} seconds", f"Learning curves against {clock} seconds of {names}"),
-        bands=len(lines) <= BANDS,
         legend=[(line.name, line.colour) for line in lines],
         clock=clock,
         families=_families(analysis),

@@ -4,7 +4,7 @@ goes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -24,9 +24,6 @@ from rollonce.reports.svg import (
 )
 from rollonce.reports.words import number
 from rollonce.scoring import Estimate
-
-BANDS = 5
-"""With more arms than these, bands would hide each other: only the last interval of each is drawn."""
 
 
 class Line(NamedTuple):
@@ -82,18 +79,13 @@ def chart(
     """Levels in per cent against a quantity.
 
     Args:
-        lines: The series.
+        lines: The series; their intervals are drawn at the end of each (with ``log`` at every point), side by side.
         x_title, label: Under the axis, and for who cannot see it.
         log: A logarithmic x axis; then ``marks`` are what is written on it.
         marks: Values on the x axis; round ones by default.
     """
     xs = [x for line in lines for x in line.x if math.isfinite(x)]
-    ys = [
-        v
-        for line in lines
-        for i, e in enumerate(line.levels)
-        for v in _ends(e, len(lines) <= BANDS or log or i == len(line.levels) - 1)
-    ]
+    ys = [v for line in lines for i, e in enumerate(line.levels) for v in _ends(e, log or i == len(line.levels) - 1)]
     if len(set(xs)) < 2 or not ys:
         return Markup("")
     x_low, x_high = (math.log(min(xs)), math.log(max(xs))) if log else (min(xs), max(xs))
@@ -123,8 +115,6 @@ def chart(
                 short(x), HEIGHT - BOTTOM + 13, anchor, text
             )
         )
-    if len(lines) <= BANDS and not log:
-        parts += [_band(line, across, down) for line in lines]
     for k, line in enumerate(lines):
         shift = (k - (len(lines) - 1) / 2) * 2.4  # so that whiskers at the same x stand side by side
         at = [
@@ -138,13 +128,7 @@ def chart(
                 line.colour, path, line.name
             )
         )
-        whiskers = (
-            range(len(line.levels))
-            if log
-            else range(len(line.levels) - 1, len(line.levels))
-            if len(lines) > BANDS
-            else ()
-        )
+        whiskers = range(len(line.levels)) if log else range(len(line.levels) - 1, len(line.levels))
         for i in whiskers:
             e, x = line.levels[i], across(line.x[i]) + (shift if log else -max(0.0, 12 - (k % 6) * 2.4))
             if math.isfinite(e.low):
@@ -175,18 +159,6 @@ def stack(seconds: dict[str, float], longest: float) -> Markup:
 
 def _ends(e: Estimate, with_interval: bool) -> list[float]:
     return [v for v in (e if with_interval else e[:1]) if math.isfinite(v)]
-
-
-def _band(line: Line, across: Callable[[float], float], down: Callable[[float], float]) -> Markup:
-    inside = [
-        (across(x), down(e.low), down(e.high)) for x, e in zip(line.x, line.levels, strict=True) if math.isfinite(e.low)
-    ]
-    if len(inside) < 2:
-        return Markup("")
-    edge = [(x, high) for x, _, high in inside] + [(x, low) for x, low, _ in reversed(inside)]
-    return Markup('<polygon class="band c{}" points="{}"/>').format(
-        line.colour, " ".join(f"{short(x)},{short(y)}" for x, y in edge)
-    )
 
 
 def _whisker(colour: int, x: float, low: float, high: float) -> Markup:

@@ -95,7 +95,7 @@ def comparison_verdict(analysis: Analysis) -> ComparisonVerdict:
     reasons = {d.final[mode].unknown for d in others}
     if reasons == {"one seed"}:
         return ComparisonVerdict(
-            "One seed an arm cannot tell arms apart: what another seed would have given is not known.", _more(analysis)
+            "One seed per arm cannot tell arms apart: what another seed would have given is not known.", _more(analysis)
         )
     if reasons == {"one item"}:
         return ComparisonVerdict(
@@ -177,7 +177,7 @@ def seeds_sentences(analysis: Analysis, even: Sequence[Difference]) -> list[str]
         elif needed <= crossed.n_seeds:
             what = f"a true difference of {unit} would most likely have shown"
         else:
-            what = f"about {needed} seeds an arm would be needed to tell a difference of {unit}"
+            what = f"about {needed} seeds per arm would be needed to tell a difference of {unit}"
         name = f"{difference.arm} {points_with_interval(crossed.estimate)}"
         if crossed.p < ALPHA:
             name += f" (apart from {analysis.reference} if it were the only arm, not among {len(analysis.differences)})"

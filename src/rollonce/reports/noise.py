@@ -61,7 +61,7 @@ def print_noise(
         console.print(
             Text(
                 f"Groups of G at the same {r.batch_size} rollouts (RLOO; GRPO without std is the same up to its "
-                "scale):",
+                "scale; without: no baseline at all):",
                 style="dim",
             )
         )
@@ -173,7 +173,7 @@ def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
 
 def _groups(report: NoiseReport) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("G", "tasks", "noise", "predicted", "no baseline", "dead groups"):
+    for name in ("G", "tasks", "noise", "predicted", "without", "dead groups"):
         table.add_column(name, justify="right")
     for g in report.groups:
         dead = f"{g.dead:.0%}" if np.isfinite(g.dead) else "-"

@@ -31,7 +31,7 @@ def write_noise_page(
         InputError: if it cannot be written.
     """
     environment = page_environment()
-    scale = svg.ratio_scale([e for r in report.rows for e in (r.ratio, r.predicted)] + [g.ratio for g in report.groups])
+    scale = svg.ratio_scale([e for r in report.rows for e in (r.ratio, r.predicted)])
     rows = [
         (r, _bar(r.ratio, r.predicted, scale), plain(r.ratio), f"{r.predicted.value:.2f}", plain(r.gap))
         for r in report.rows

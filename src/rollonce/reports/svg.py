@@ -17,6 +17,8 @@ from markupsafe import Markup
 from rollonce.reports.words import number
 from rollonce.scoring import Estimate
 
+_MARKS_BELOW = (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+_MARKS_ABOVE = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 34, 8, 10, 34
 
@@ -47,14 +49,28 @@ def level_scale(batch_size: int) -> Scale:
     return Scale(-0.02 * batch_size, 1.04 * batch_size, (0, batch_size / 2, batch_size))
 
 
-def ratio_scale(ratios: Sequence[Estimate]) -> Scale:
-    """Ratios to LOO on a log axis: all intervals, but not below a half or above four."""
-    values = [v for r in ratios for v in r if math.isfinite(v) and v > 0]
-    low, high = max(min([0.95, *values]), 0.5), min(max([1.05, *values]), 4.0)
-    marks = tuple(v for v in (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0) if low <= v <= high)
-    if len(marks) == 1:
-        marks = tuple(v for v in (0.9, 0.95, 1.0, 1.05, 1.1, 1.2) if low <= v <= high)
-    return Scale(low * 0.98, high * 1.02, marks, log=True)
+def ratio_scale(ratios: Sequence[Estimate], low: float = 0.5, high: float = 4.0) -> Scale:
+    """Ratios on a log axis with marks on both sides of 1: all values and intervals, but not beyond ``low`` and ``high``
+    unless a value itself lies there."""
+    values = [r.value for r in ratios if math.isfinite(r.value) and r.value > 0]
+    ends = [min(max(v, low), high) for r in ratios for v in r if math.isfinite(v) and v > 0]
+    left, right = min([0.95, *values, *ends]), max([1.05, *values, *ends])
+    # Room for a mark on the short side, and for its text beside that of 1.
+    least = 0.15 * math.log(right / left)
+    left, right = min(left, math.exp(-least)) * 0.98, max(right, math.exp(least)) * 1.02
+    apart = 0.13 * math.log(right / left)
+    marks = [1.0]
+    for side, fine_to_coarse in ((left, _MARKS_BELOW), (right, _MARKS_ABOVE)):
+        inside = [v for v in fine_to_coarse if left <= v <= right]
+        if not inside:
+            inside = [side * 1.02 if side < 1 else side / 1.02]
+        kept = 1.0
+        farthest = inside[-1]
+        for v in inside:
+            if abs(math.log(v / kept)) >= apart and (v == farthest or abs(math.log(v / farthest)) >= apart):
+                marks.append(v)
+                kept = v
+    return Scale(left, right, tuple(sorted(marks)), log=True)
 
 
 def log_scale(estimates: Sequence[Estimate]) -> Scale:
