@@ -49,6 +49,9 @@ VERBS: dict[str, Verb] = {
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 
+REPEATED = ("--columns", "--baseline", "--only")
+"""Options that may be given several times, each time with one value."""
+
 _HEAD = """\
 rollonce - baselines for training language models with one rollout per task
 
@@ -134,6 +137,16 @@ def _unknown(name: str) -> str:
     return f"no command {name!r}; the commands are {', '.join(VERBS)}{hint}"
 
 
+def _check_repeated_options(words: Sequence[str]) -> None:
+    """Name ``FILES --columns family level`` for what it is; tyro would say that ``level`` is not recognised."""
+    options = [i for i, word in enumerate(words) if word.startswith("-")]
+    for start, end in zip(options, [*options[1:], len(words)], strict=True):
+        option, values = words[start], words[start + 1 : end]
+        if option in REPEATED and start > 0 and len(values) > 1 and not os.path.exists(values[1]):
+            again = " ".join(f"{option} {value}" for value in values)
+            raise InputError(f"{option} takes one value each time: {again}")
+
+
 def run_verb(name: str, rest: list[str]) -> int:
     """Parse a verb's arguments and run it."""
     import tyro
@@ -141,6 +154,7 @@ def run_verb(name: str, rest: list[str]) -> int:
     command = importlib.import_module(f"rollonce.commands.{VERBS[name].module}")
     if any(word in ("-h", "--help") for word in rest):
         print(command.HELP)  # as it was written; tyro would run its lines together
+    _check_repeated_options(rest)
     try:
         args = tyro.cli(
             command.Args,

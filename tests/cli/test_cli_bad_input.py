@@ -134,3 +134,10 @@ def test_skip_bad_rows_goes_on_and_says_so(tmp_path: Path, rollonce: Callable[..
     ran = rollonce("score", file, *QUICK, "--skip-bad-rows")
     assert ran.code == 0, ran.err
     assert "1 bad rows were skipped" in " ".join(ran.out.split())
+
+
+def test_two_values_behind_an_option_that_takes_one_are_named(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
+    path = write(tmp_path / "a.jsonl", rows())
+    ran = rollonce("score", path, "--columns", "family", "level")
+    assert ran.code == 2
+    assert "--columns takes one value each time: --columns family --columns level" in ran.err

@@ -161,6 +161,8 @@ class _Pool:
                     if self.interrupted:
                         for worker in self.workers:
                             worker.process.kill()
+                    else:
+                        os.write(2, b"\nstopping after the steps that are running; Ctrl-C again ends them at once\n")
                     self.interrupted = True
                     self.waiting.clear()
                     for worker in self.workers:

@@ -196,12 +196,20 @@ def result_of(directory: Path) -> RunResult | None:
 
 @contextlib.contextmanager
 def stopping(event: threading.Event | None) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, while inside, in the main thread; elsewhere the given one alone."""
+    """An event that SIGINT and SIGTERM set, while inside, in the main thread; elsewhere the given one alone. The first
+    Ctrl-C says what happens now, the second ends the process at once."""
     flag = event or threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    before = {s: signal.signal(s, lambda *_: flag.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, _: object) -> None:
+        flag.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.write(2, b"\nstopping after the step that is running; Ctrl-C again ends it at once\n")
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield flag
     finally:
