@@ -62,14 +62,18 @@ def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     """Chat messages as text, the one way used everywhere: ``role: content`` blocks joined by a blank line.
 
     A single user message is just its content, so a chat-formatted and a plain log of the same task agree. Content given
-    as a list of parts keeps the text parts and writes ``[image]`` and the like for others; tool calls are left out
-    (they come after the prompt).
+    as a list of parts keeps the text parts and writes ``[image]`` and the like for others; tool calls in a message are
+    left out (they come after the prompt). Of the items without a role that OpenAI's Responses API puts between
+    messages, calls and their outputs are written as the assistant's and the tool's, reasoning is left out.
 
     Raises:
         InputError: if something in the list is not a message.
     """
     blocks: list[tuple[str, str]] = []
     for message in messages:
+        if isinstance(message, Mapping) and "role" not in message and isinstance(message.get("type"), str):
+            blocks += _render_item(message)
+            continue
         if not isinstance(message, Mapping) or "role" not in message:
             raise InputError(
                 f"a prompt given as a list must hold messages with 'role' and 'content', not {str(message)[:80]!r}"
@@ -87,6 +91,18 @@ def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     if len(blocks) == 1 and blocks[0][0] == "user":
         return blocks[0][1]
     return "\n\n".join(f"{role}: {text}" for role, text in blocks)
+
+
+def _render_item(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    kind = item["type"]
+    if kind == "reasoning":
+        return []
+    if kind.endswith("_call"):
+        return [("assistant", f"{item.get('name', kind)}({item.get('arguments', '')})")]
+    if kind.endswith("_output"):
+        output = item.get("output", "")
+        return [("tool", output if isinstance(output, str) else f"[{kind}]")]
+    return [("assistant", f"[{kind}]")]
 
 
 def _is_feature(key: Any) -> bool:

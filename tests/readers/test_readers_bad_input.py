@@ -244,7 +244,5 @@ def test_csv(tmp_path: Path) -> None:
 def test_a_row_that_is_no_row_of_its_format(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"input": "x", "output": "y", "gts": null, "score": 1, "step": 1}\n{"input": "x", "step": 1}\n')
-    with pytest.raises(
-        InputError, match=r"line 2: not a row of the format 'verl' \(KeyError: 'score'\); it has input, step"
-    ):
+    with pytest.raises(InputError, match=r"line 2: no reward 'score' \(--reward\) in this row; it has input, step"):
         read_rollouts(path)

@@ -47,6 +47,9 @@ class ReaderOptions:
     """Where the length of the response is."""
     step_key: Annotated[str | None, _Key] = None
     """Where the training step is."""
+    rows_key: Annotated[str | None, _Key] = None
+    """Where the rows are, inside a document or inside each line: results, or data.rollouts; a list, or a map by
+    task."""
     log_prob_key: Annotated[str | None, _Key] = None
     """Where the response's log-probability is: a sum, or a list with one number per token."""
     columns: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="COLUMN")] = ()
@@ -55,7 +58,7 @@ class ReaderOptions:
     reward: Annotated[str | None, _Name] = None
     """Which reward, where a log has several."""
     join: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """A file with the prompts, for logs that hold none."""
+    """A file with the prompts, for logs that hold none; "none" lets each task's id stand for its prompt."""
     split: Annotated[str | None, _Name] = None
     """Only rows of this split, where a format has splits."""
     filter: Annotated[str | None, _Name] = None
@@ -143,10 +146,17 @@ def _shipped(word: str) -> str:
 def _belongs_to(file: RolloutFile) -> Any:
     """Files with the same key make one table."""
     path, format = file.probe.path, file.format
+    if format.whole_file:
+        return str(path)
+    return (format.policy_of(file.probe), *_belongs_to_run(file))
+
+
+def _belongs_to_run(file: RolloutFile) -> tuple[str, ...]:
+    path, format = file.probe.path, file.format
     stem = re.sub(r"(\.\w+)?(\.gz)?$", "", path.name)
     folder = "/".join("#" if _STEP_FOLDER.match(part) else part for part in path.parent.parts)
-    if format.whole_file or (format.name == "generic" and not _SHARD.match(stem)):
-        return str(path)
+    if format.name == "generic" and not _SHARD.match(stem):
+        return (str(path),)
     if format.name == "automationbench":  # an export is one rollout of each task
         return format.name, folder
     if format.name == "lm-eval":  # one run per seed, in folders and under dates of their own

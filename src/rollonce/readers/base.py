@@ -54,6 +54,8 @@ class Format(ABC):
 
     Attributes:
         name: What ``format=`` takes.
+        uses: Which of the options ``reward``, ``join``, ``split``, ``filter`` and ``rows_key`` it heeds; the others are
+            refused.
         streams: Whether the file is JSON Lines that grow row by row, so that `follow` can read it.
         whole_file: Whether each file is a whole evaluation, a table of its own; the files of the others are written by
             one training run (one per step) or are shards of one table.
@@ -63,6 +65,7 @@ class Format(ABC):
     """
 
     name: ClassVar[str] = ""
+    uses: ClassVar[frozenset[str]] = frozenset()
     streams: ClassVar[bool] = True
     whole_file: ClassVar[bool] = False
 
@@ -70,11 +73,23 @@ class Format(ABC):
         self.options = options
         self.n_filtered = 0
         self.splits: set[str] = set()
+        for option in ("reward", "join", "split", "filter", "rows_key"):
+            if getattr(options, option) is not None and option not in self.uses:
+                flag = f"--{option.replace('_', '-')}"
+                raise InputError(
+                    f"{option}={str(getattr(options, option))!r} ({flag}) does nothing for files of the format "
+                    f"{self.name!r}; leave it out"
+                )
 
     @classmethod
     @abstractmethod
     def sniff(cls, probe: Probe) -> bool:
         """Whether this file is one of ours, by what is in it."""
+
+    @classmethod
+    def policy_of(cls, probe: Probe) -> str | None:
+        """The name of the policy that a file's rollouts were sampled from, if the file or its place says it."""
+        return None
 
     def start(self, probe: Probe) -> None:  # noqa: B027 - optional: most formats need nothing
         """Called before the rows of each file, for what a format needs to know of the file as a whole."""
@@ -93,6 +108,14 @@ class Format(ABC):
     def merge(self, first: Any, last: Any) -> Any:
         """One record out of a rollout's first and last row."""
         return last
+
+    def named_reward(self, record: Any, own_key: str) -> Any:
+        """The reward under the key that ``reward=`` names, or else under the format's own."""
+        key = self.options.reward or own_key
+        value = lookup(record, key)
+        if value is None and not (isinstance(record, dict) and key in record):
+            raise InputError(f"no reward {key!r} (--reward) in this row; {keys_of(record)}")
+        return value
 
     @abstractmethod
     def rows(self, record: Any) -> Iterable[Row]:

@@ -1,10 +1,13 @@
-"""Result files that are one JSON document without prompts: EvalPlus and AutomationBench.
+"""Result files without prompts: EvalPlus, HumanEval and AutomationBench.
 
-EvalPlus (evalplus/evaluate.py, 0.3.1): ``{"date", "hash", "eval": {task_id: [{base_status, plus_status, ...}, ...]}}``.
-A sample counts as passed when it passes the base and the extra tests (``reward="base"``: the base tests alone).
+EvalPlus (evalplus/evaluate.py, 0.3.1): ``{"date", "hash", "eval": {task_id: [{base_status, plus_status, ...}, ...]}}``;
+before 0.2 ``{task_id: {"nfiles", "base": [[status, details], ...], "plus": [...]}}``. A sample counts as passed when it
+passes the base and the extra tests (``reward="base"``: the base tests alone).
+
+HumanEval (human_eval/evaluation.py): one sample per line with ``passed``.
 
 AutomationBench (``auto-bench --export-json``): ``{"meta", "summary", "tasks": [{name, score, passed, messages,
-...}]}``, one rollout a task; give the exports of several runs of one model. The reward is ``score``, the share of
+...}]}``, one rollout per task; give the exports of several runs of one model. The reward is ``score``, the share of
 assertions met (``reward="passed"``: all of them).
 
 The prompts are joined from the benchmark's own file by ``task_id`` (HumanEvalPlus.jsonl, MbppPlus.jsonl);
@@ -14,6 +17,7 @@ task's id then stands for its prompt, which is enough for LOO, trackers and orac
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,9 +31,14 @@ from rollonce.readers.probe import Probe
 from rollonce.readers.values import keys_of, kind_of
 from rollonce.rollouts import render_messages
 
+_PASSED = ("pass", "success")  # from 0.2 on; before
+_MODEL_AND_TEMPERATURE = re.compile(r"^.+_temp_\d+(?:\.\d+)?")
 
-class _Document(Format):
-    streams = False
+
+class _WithoutPrompts(Format):
+    """Results that name their tasks; the prompts come from a join file."""
+
+    uses = frozenset({"reward", "join"})
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -41,6 +50,25 @@ class _Document(Format):
         if self.options.join is not None and self.options.join != NO_PROMPTS and self._join is None:
             self._join = Join(self.options.join, ("task_id", "name"))
         self._run = str(probe.path)
+
+    def prompt(self, task: str) -> Any:
+        """The prompt of a task.
+
+        Raises:
+            InputError: if there is no join file, or none for this task in it.
+        """
+        if self.options.join == NO_PROMPTS:
+            return task
+        if self._join is None:
+            raise InputError(
+                f"{self.name} results hold no prompts; join the benchmark's own file by task_id (join=, --join: rows "
+                f"with 'task_id' and 'prompt'), or say join={NO_PROMPTS!r} if baselines that read no prompt are enough"
+            )
+        return self._join.find({"task_id": task, "name": task}).prompt
+
+
+class _Document(_WithoutPrompts):
+    streams = False
 
     def records(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
@@ -57,17 +85,7 @@ class _Document(Format):
 
     @abstractmethod
     def results(self, document: dict[str, Any]) -> Iterable[Any]:
-        """The results in a file, one a rollout or task."""
-
-    def prompt(self, task: str) -> Any:
-        if self.options.join == NO_PROMPTS:
-            return task
-        if self._join is None:
-            raise InputError(
-                f"{self.name} results hold no prompts; join the benchmark's own file by task_id (join=, --join: rows "
-                f"with 'task_id' and 'prompt'), or say join={NO_PROMPTS!r} if baselines that read no prompt are enough"
-            )
-        return self._join.find({"task_id": task, "name": task}).prompt
+        """The results in a file, one per rollout or task."""
 
 
 class EvalPlus(_Document):
@@ -78,15 +96,32 @@ class EvalPlus(_Document):
 
     @classmethod
     def sniff(cls, probe: Probe) -> bool:
-        """``hash`` and ``eval`` of lists of results with ``base_status``."""
+        """``hash`` and ``eval`` of lists of results with ``base_status``, or before 0.2 of ``base`` and ``plus``."""
         if not probe.has("hash", "eval") or not isinstance(probe.record["eval"], dict):
             return False
         first = next(iter(probe.record["eval"].values()), None)
+        if isinstance(first, dict):
+            return isinstance(first.get("base"), list)
         return isinstance(first, list) and (not first or "base_status" in first[0])
+
+    @classmethod
+    def policy_of(cls, probe: Probe) -> str | None:
+        """EvalPlus names its files (before 0.3: their folder) by model and temperature."""
+        for name in (probe.path.name, probe.path.absolute().parent.name):
+            match = _MODEL_AND_TEMPERATURE.match(name)
+            if match:
+                return match.group(0)
+        return None
 
     def results(self, document: dict[str, Any]) -> Iterable[Any]:
         """Every sample of every task, with its position in the task's list."""
         for task, samples in document["eval"].items():
+            if isinstance(samples, dict):  # before 0.2: a list of [status, details] for each kind of test
+                plus = samples.get("plus") or [None] * len(samples["base"])
+                samples = [
+                    {"base_status": b[0], "plus_status": p[0] if p else None}
+                    for b, p in zip(samples["base"], plus, strict=True)
+                ]
             for i, sample in enumerate(samples):
                 yield {**sample, "task_id": task, "position": i}
 
@@ -97,15 +132,39 @@ class EvalPlus(_Document):
             raise InputError(f"reward={self.options.reward!r}: EvalPlus has 'base' and 'plus'")
         if plus is None and self.options.reward == "plus":
             raise InputError("no plus_status: this was run with base_only; say reward='base'")
-        passed = base == "pass" and (plus == "pass" or plus is None or self.options.reward == "base")
+        passed = base in _PASSED and (plus in _PASSED or plus is None or self.options.reward == "base")
         task = record["task_id"]
         yield Row(self.prompt(task), passed, task, f"{self._run}#{record['position']}")
+
+
+class HumanEval(_WithoutPrompts):
+    """HumanEval's ``<samples>.jsonl_results.jsonl`` (human_eval/evaluation.py): one sample per line."""
+
+    name = "humaneval"
+    whole_file = True
+
+    @classmethod
+    def sniff(cls, probe: Probe) -> bool:
+        """``task_id``, ``completion``, ``result`` and ``passed``, and no prompt."""
+        return (
+            probe.kind == "jsonl" and probe.has("task_id", "completion", "result", "passed") and probe.lacks("prompt")
+        )
+
+    def rows(self, record: Any) -> Iterable[Row]:
+        """One sample."""
+        task = record["task_id"]
+        yield Row(self.prompt(task), self.named_reward(record, "passed"), task)
 
 
 class AutomationBench(_Document):
     """AutomationBench exports."""
 
     name = "automationbench"
+
+    @classmethod
+    def policy_of(cls, probe: Probe) -> str | None:
+        """The model in the export's own description."""
+        return probe.document["meta"].get("model")
 
     @classmethod
     def sniff(cls, probe: Probe) -> bool:
@@ -127,5 +186,5 @@ class AutomationBench(_Document):
                 break
             before.append(message)
         prompt = render_messages(before) if before else self.prompt(record["name"])
-        reward = record[self.options.reward or "score"]
+        reward = self.named_reward(record, "score")
         yield Row(prompt, reward, record["name"], self._run, record.get("output_tokens"))

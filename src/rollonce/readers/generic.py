@@ -6,27 +6,49 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Block, Format, Row
-from rollonce.readers.jsonl import Reject, Tell, json_blocks
+from rollonce.readers.join import NO_PROMPTS, Join
+from rollonce.readers.jsonl import Reject, Tell
 from rollonce.readers.options import Options
-from rollonce.readers.probe import Probe
-from rollonce.readers.tabular import csv_blocks, parquet_blocks
-from rollonce.readers.values import keys_of, kind_of, lookup
+from rollonce.readers.probe import Probe, row_blocks
+from rollonce.readers.unfold import counts_key, find_rows_key, nested_rows, rollouts_of_counts, rollouts_of_list
+from rollonce.readers.values import keys_of, kind_of, lookup, task_id_text
 
 # Where a row of one's own keeps the reply of an OpenAI-compatible server (the last is the batch API's).
 _REPLIES = ("", "response.", "completion.", "response.body.")
 
 # The usual names, the likeliest first. `id` and `uid` are left out on purpose: as often as not they number the rows.
 USUAL: dict[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "input_prompt", "question", "problem", "query", "instruction", "input", "prompt_text"),
+    "prompt": (
+        "prompt",
+        "input_prompt",
+        "question",
+        "problem",
+        "query",
+        "instruction",
+        "input",
+        "prompt_text",
+        "messages",
+    ),
     "reward": ("reward", "score", "total_reward", "correct", "is_correct", "passed", "success", "accuracy", "acc"),
-    "task": ("task_id", "problem_id", "question_id", "example_id", "prompt_id", "instance_id"),
-    "rollout": ("rollout_id", "rollout_idx", "rollout", "repeat", "attempt", "trial", "sample_idx", "sample_index"),
+    "task": ("task_id", "problem_id", "question_id", "example_id", "prompt_id", "instance_id", "_ng_task_index"),
+    "rollout": (
+        "rollout_id",
+        "rollout_idx",
+        "rollout",
+        "repeat",
+        "attempt",
+        "trial",
+        "sample_idx",
+        "sample_index",
+        "_ng_rollout_index",
+    ),
     "length": (
         "response_length",
         "response_len",
@@ -48,24 +70,36 @@ USUAL: dict[str, tuple[str, ...]] = {
         *(f"{reply}choices.0.logprobs" for reply in _REPLIES),
     ),
 }
-_FLAGS = {"prompt": "--prompt-key", "reward": "--reward-key"}
 
 
 class Generic(Format):
-    """JSON Lines, a JSON list, CSV or parquet with one rollout per row."""
+    """JSON Lines, a JSON document, CSV or parquet with one rollout per row, or one group of rollouts."""
 
     name = "generic"
+    uses = frozenset({"reward", "join", "split", "rows_key"})
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._keys: dict[str, str] | None = None
+        self._rows_key = options.rows_key
+        self._rollouts_of: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None
+        self._join: Join | None = None
+        self._is_document = False
+        if options.reward is not None and options.reward_key is not None:
+            raise InputError("reward= (--reward) and reward_key= (--reward-key) name the same thing here; give one")
+        if options.join not in (None, NO_PROMPTS):
+            self._join = Join(options.join, (*USUAL["task"], "id", "name"))  # pyright: ignore[reportArgumentType]
 
     @classmethod
     def sniff(cls, probe: Probe) -> bool:
-        """A row with something like a prompt and something like a reward."""
-        return isinstance(probe.record, dict) and all(
-            any(k in probe.record for k in USUAL[w]) for w in ("prompt", "reward")
-        )
+        """A row with something like a prompt and something like a reward, or such rows inside it."""
+        return is_row(probe.record) or find_rows_key(probe.record, is_row) is not None
+
+    def start(self, probe: Probe) -> None:
+        """Where the rows are."""
+        self._is_document = probe.is_document
+        if self.options.rows_key is None and not is_row(probe.record):
+            self._rows_key = find_rows_key(probe.record, is_row)
 
     def records(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
@@ -76,7 +110,8 @@ class Generic(Format):
     def rows(self, record: Any) -> Iterable[Row]:
         """One record's rollout."""
         values: dict[str, Any] = {}
-        for what, key in self.keys(record).items():
+        keys = self.keys(record)
+        for what, key in keys.items():
             value = lookup(record, key)
             if (
                 value is None
@@ -87,7 +122,16 @@ class Generic(Format):
             if value is None and what == "task":
                 raise InputError(f"the task id ({key!r}) is null; it must be text or a number")
             values[what] = value
+        if "prompt" not in keys:
+            values["prompt"] = self._joined_prompt(values["task"])
+        elif keys["prompt"] == "messages":
+            values["prompt"] = _before_the_answer(values["prompt"])
         yield Row(**values)
+
+    def _joined_prompt(self, task: Any) -> Any:
+        if self._join is None:
+            return task_id_text(task)
+        return self._join.find(dict.fromkeys(self._join.keys, task)).prompt
 
     def keys(self, record: Any) -> dict[str, str]:
         """Which key holds which field of a row: named by the user, else guessed once from the first row.
@@ -102,29 +146,48 @@ class Generic(Format):
         keys: dict[str, str] = {}
         for what, usual in USUAL.items():
             named = getattr(self.options, f"{what}_key")
-            if named is None and what == "reward":
-                named = self.options.reward
+            if what == "reward":
+                named = named or self.options.reward or counts_key(record)
             if named is None:
                 named = next((k for k in usual if k in record or ("." in k and lookup(record, k) is not None)), None)
-            if named is None and what in _FLAGS:
-                raise InputError(
-                    f"no key for the {what}: none of the usual names ({', '.join(usual)}); {keys_of(record)}. "
-                    f"Name it with {what}_key ({_FLAGS[what]})"
-                )
             if named:  # '' says: this log has none
                 keys[what] = named
+        if self.options.join is not None:
+            self._check_join(keys)
+        for what in ("prompt", "reward"):
+            if what not in keys and not (what == "prompt" and self.options.join is not None):
+                more = " or give a file with the prompts (--join)" if what == "prompt" and "task" in keys else ""
+                raise InputError(
+                    f"no key for the {what}: none of the usual names ({', '.join(USUAL[what])}); {keys_of(record)}. "
+                    f"Name it with {what}_key (--{what}-key){more}"
+                )
         self._keys = keys
+        self._rollouts_of = _unfolding(record, keys)
         return keys
+
+    def _check_join(self, keys: dict[str, str]) -> None:
+        if "prompt" in keys:
+            raise InputError(
+                f"join= (--join) does nothing for rows that hold their prompt (under {keys['prompt']!r}); leave it "
+                "out, or say prompt_key='' (--prompt-key '')"
+            )
+        if "task" not in keys:
+            raise InputError("a join finds prompts by task id, and these rows have none; name it with --task-key")
 
     def block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
         """Many rows at once where their keys are plain; row by row where one lacks a key."""
         columns = self.options.columns
+        lines, records = self._unfolded(file, lines, records, reject)
         try:
             keys = self.keys(next(r for r in records if isinstance(r, dict)))
         except (InputError, StopIteration):
             return super().block(file, lines, records, reject)
         dotted = any("." in k for k in (*keys.values(), *(c.key for c in columns)))
-        if dotted or any(c.pattern or c.key in ("task_id", "prompt") for c in columns):
+        if (
+            dotted
+            or any(c.pattern or c.key in ("task_id", "prompt") for c in columns)
+            or keys.get("prompt") in (None, "messages")
+        ):
             return super().block(file, lines, records, reject)
         need = {w: k for w, k in keys.items() if w in ("prompt", "reward", "task")}
         try:
@@ -150,17 +213,88 @@ class Generic(Format):
             values,
         )
 
+    def _unfolded(
+        self, file: str, lines: Sequence[int], records: list[Any], reject: Reject
+    ) -> tuple[Sequence[int], list[Any]]:
+        """One record per rollout, with the line that it came from (in a document: its number)."""
+        if self._rows_key is not None:
+            lines, records = _each_unfolded(
+                file, lines, records, reject, lambda record: nested_rows(record, self._rows_key or "")
+            )
+            if self._is_document:
+                lines = range(1, len(records) + 1)
+        if self.options.split is not None:
+            lines, records = self._of_split(file, lines, records, reject)
+        first = next((r for r in records if isinstance(r, dict)), None)
+        if first is not None and self._keys is None:
+            with contextlib.suppress(InputError):  # said when the row is read
+                self.keys(first)
+        if self._rollouts_of is not None:
+            lines, records = _each_unfolded(file, lines, records, reject, self._rollouts_of)
+        return lines, records
 
-def row_blocks(probe: Probe, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
-    """Blocks of (line numbers, records) of a file of rows: JSON Lines, one JSON list, CSV or parquet."""
-    if probe.kind == "parquet":
-        return parquet_blocks(probe.path)
-    if probe.kind == "csv":
-        return csv_blocks(probe.path, reject)
-    if probe.kind == "json":
-        rows = probe.document if isinstance(probe.document, list) else [probe.document]
-        return iter([(range(1, len(rows) + 1), rows)])
-    return json_blocks(probe.path, reject, tell)
+    def _of_split(
+        self, file: str, lines: Sequence[int], records: list[Any], reject: Reject
+    ) -> tuple[Sequence[int], list[Any]]:
+        kept: list[tuple[int, Any]] = []
+        for line, record in zip(lines, records, strict=True):
+            split = record.get("split") if isinstance(record, dict) else None
+            if split is None:
+                reject(file, line, f"split= (--split) needs a key 'split' in each row; {keys_of(record)}")
+            elif split == self.options.split:
+                kept.append((line, record))
+            else:
+                self.n_filtered += 1
+                self.splits.add(str(split))
+        return [line for line, _ in kept], [record for _, record in kept]
+
+
+def is_row(record: Any) -> bool:
+    """Whether a record has something like a prompt and something like a reward."""
+    if not isinstance(record, dict) or not any(k in record for k in USUAL["prompt"]):
+        return False
+    return any(k in record for k in USUAL["reward"]) or counts_key(record) is not None
+
+
+def _unfolding(record: dict[str, Any], keys: dict[str, str]) -> Callable[[dict[str, Any]], list[dict[str, Any]]] | None:
+    """How a record becomes one record per rollout, where it holds a whole group."""
+    reward = keys["reward"]
+    if "/" in reward and reward not in record:
+        return lambda record: rollouts_of_counts(record, reward)
+    if isinstance(lookup(record, reward), list):
+        along = [key for what, key in keys.items() if what in ("rollout", "length", "log_prob", "step")]
+        return lambda record: rollouts_of_list(record, reward, along)
+    return None
+
+
+def _each_unfolded(
+    file: str,
+    lines: Sequence[int],
+    records: list[Any],
+    reject: Reject,
+    unfold: Callable[[dict[str, Any]], list[dict[str, Any]]],
+) -> tuple[list[int], list[Any]]:
+    out_lines: list[int] = []
+    out: list[Any] = []
+    for line, record in zip(lines, records, strict=True):
+        try:
+            rows = unfold(record) if isinstance(record, dict) else [record]
+        except InputError as error:
+            reject(file, line, error.message)
+            continue
+        out_lines += [line] * len(rows)
+        out += rows
+    return out_lines, out
+
+
+def _before_the_answer(messages: Any) -> Any:
+    """The prompt of a stored conversation: what precedes the first answer, if an answer (or a tool's) ends it."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        return messages
+    if messages[-1].get("role") in ("user", "system", "developer"):
+        return messages
+    answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    return messages[: answers[0]] if answers else messages
 
 
 def _each(records: list[Any], key: str) -> list[Any]:

@@ -26,6 +26,7 @@ class Inspect(Format):
     """Inspect AI logs."""
 
     name = "inspect"
+    uses = frozenset({"reward"})
     streams = False
     whole_file = True
 
@@ -40,14 +41,20 @@ class Inspect(Format):
             return "header.json" in probe.names or any(n.startswith("_journal/") for n in probe.names)
         return probe.kind in ("json", "jsonl") and probe.has("version", "status", "eval", "plan")
 
+    @classmethod
+    def policy_of(cls, probe: Probe) -> str | None:
+        """The evaluated model."""
+        read_eval_log, _ = _inspect_log_functions()
+        try:
+            return read_eval_log(str(probe.path), header_only=True).eval.model
+        except (ValueError, OSError, KeyError):
+            return None  # what is wrong with the file is said when its samples are read
+
     def records(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Samples, a few at a time: they can be long."""
-        try:
-            from inspect_ai.log import read_eval_log, read_eval_log_samples
-        except ImportError:
-            raise MissingExtraError("reading Inspect logs", "inspect-ai", "inspect") from None
+        read_eval_log, read_eval_log_samples = _inspect_log_functions()
         try:
             header = read_eval_log(str(probe.path), header_only=True)
             self._run = header.eval.run_id + "/" + header.eval.task_id
@@ -82,6 +89,14 @@ class Inspect(Format):
             record["length"],
             log_prob=record["log_probs"],
         )
+
+
+def _inspect_log_functions() -> tuple[Any, Any]:
+    try:
+        from inspect_ai.log import read_eval_log, read_eval_log_samples
+    except ImportError:
+        raise MissingExtraError("reading Inspect logs", "inspect-ai", "inspect") from None
+    return read_eval_log, read_eval_log_samples
 
 
 def _plain(sample: Any) -> dict[str, Any]:

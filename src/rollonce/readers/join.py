@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
-from rollonce.readers.generic import row_blocks
-from rollonce.readers.probe import probe_file
+from rollonce.readers.probe import probe_file, row_blocks
 from rollonce.readers.values import kind_of, lookup
 from rollonce.rollouts import render_messages
 

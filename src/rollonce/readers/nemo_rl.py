@@ -25,6 +25,7 @@ class NemoRl(Format):
     """NeMo-RL training data logs."""
 
     name = "nemo-rl"
+    uses = frozenset({"reward"})
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -49,7 +50,7 @@ class NemoRl(Format):
         content = _only(record["content"])
         if not isinstance(content, list) or len(content) < 2:
             raise InputError("'content' is not a list of messages, so prompt and response cannot be told apart")
-        reward = _only(record.get("filtered_rewards", record["rewards"]))
+        reward = _only(self.named_reward(record, "filtered_rewards" if "filtered_rewards" in record else "rewards"))
         mask = _only(record["token_loss_mask"]) if "token_loss_mask" in record else None
         length = sum(mask) if mask is not None else None
         yield Row(content[0], reward, length=length, step=self._step, log_prob=_log_prob(record, mask))

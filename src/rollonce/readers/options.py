@@ -67,6 +67,7 @@ class ReadOptions(TypedDict, total=False):
     rollout_key: str | None
     length_key: str | None
     step_key: str | None
+    rows_key: str | None
     log_prob_key: str | None
     columns: Sequence[str]
     reward: str | None
@@ -88,6 +89,7 @@ class Options:
     rollout_key: str | None = None
     length_key: str | None = None
     step_key: str | None = None
+    rows_key: str | None = None
     log_prob_key: str | None = None
     columns: tuple[ColumnSpec, ...] = ()
     reward: str | None = None
@@ -109,6 +111,6 @@ class Options:
 
     @property
     def forced_format(self) -> str | None:
-        """The format that the files are read as, whatever they look like: naming the prompt's or the reward's key says
-        that the rows are the user's own."""
-        return self.format or ("generic" if self.prompt_key or self.reward_key else None)
+        """The format that the files are read as, whatever they look like: naming the key of the prompt, the
+        reward or the rows says that they are the user's own."""
+        return self.format or ("generic" if self.prompt_key or self.reward_key or self.rows_key else None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.jsonl import open_binary, parse_line, read_chunks, read_document
-from rollonce.readers.tabular import csv_header
+from rollonce.readers.jsonl import Reject, Tell, json_blocks, open_binary, parse_line, read_chunks, read_document
+from rollonce.readers.tabular import csv_blocks, csv_header, parquet_blocks
 
 _HEAD = 1 << 16
 _FIRST_LINE = 256 << 20
@@ -46,6 +47,11 @@ class Probe:
         if self._document is None:
             self._document = read_document(self.path)
         return self._document
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the file is one JSON document, on one line or on many."""
+        return self.kind == "json" or self._document is not None
 
     def forget_document(self) -> None:
         """Free the memory of a document that has been read."""
@@ -192,3 +198,15 @@ def _probe_csv(probe: Probe, head: bytes) -> None:
         _first_lines(probe)
     else:
         probe.record = dict.fromkeys(names, "")
+
+
+def row_blocks(probe: Probe, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    """Blocks of (line numbers, records) of a file of rows: JSON Lines, one JSON list, CSV or parquet."""
+    if probe.kind == "parquet":
+        return parquet_blocks(probe.path)
+    if probe.kind == "csv":
+        return csv_blocks(probe.path, reject)
+    if probe.kind == "json":
+        rows = probe.document if isinstance(probe.document, list) else [probe.document]
+        return iter([(range(1, len(rows) + 1), rows)])
+    return json_blocks(probe.path, reject, tell)

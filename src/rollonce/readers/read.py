@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Unpack
 
 from rollonce.errors import InputError
@@ -100,6 +101,8 @@ def read_files(
         max_prompt_chars=options.max_prompt_chars,
         text_numbers=any(file.probe.kind == "csv" for file in files),
     )
+    if len(files) > 1:
+        _check_one_policy(files)
     total, done = sum(file.probe.path.stat().st_size for file in files), 0
     with _no_garbage_collection():
         for probe, _ in files:
@@ -108,10 +111,25 @@ def read_files(
             done += probe.path.stat().st_size
             if progress is not None:
                 progress(done, total)
-    if not builder.n_rows and reader.n_filtered:
+    if not builder.n_rows and reader.n_filtered and not builder.n_skipped:
         splits = f"; the file has {', '.join(sorted(reader.splits))}" if reader.splits else ""
         raise InputError(f"all {reader.n_filtered:,} rows were left out by split or filter{splits}", file=source)
     return builder.build(name, source, reader.name)
+
+
+def _check_one_policy(files: Sequence[RolloutFile]) -> None:
+    """Rollouts of two policies make no calibration set: what is between the policies would count as noise."""
+    policies: dict[str, Path] = {}
+    for probe, format in files:
+        policy = format.policy_of(probe)
+        if policy is not None:
+            policies.setdefault(policy, probe.path)
+    if len(policies) > 1:
+        listed = ", ".join(f"{path} is of {policy}" for policy, path in list(policies.items())[:4])
+        raise InputError(
+            f"rollouts of {len(policies)} policies make no one table: {listed}; give the files of one policy (rollonce "
+            "score makes a board for each)"
+        )
 
 
 def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None) -> None:

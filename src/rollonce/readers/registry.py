@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Format
-from rollonce.readers.evalplus import AutomationBench, EvalPlus
+from rollonce.readers.evalplus import AutomationBench, EvalPlus, HumanEval
 from rollonce.readers.generic import Generic
 from rollonce.readers.inspect_ai import Inspect
 from rollonce.readers.lm_eval import LmEval
+from rollonce.readers.nemo_gym import NemoGym
 from rollonce.readers.nemo_rl import NemoRl
 from rollonce.readers.probe import Probe
 from rollonce.readers.skyrl import SkyRl
+from rollonce.readers.tau2 import Tau2
 from rollonce.readers.tinker import TinkerEvals, TinkerTraining
 from rollonce.readers.trl import Trl
 from rollonce.readers.verifiers import PrimeRl, Verifiers, VerifiersLegacy
@@ -27,9 +29,12 @@ FORMATS: tuple[type[Format], ...] = (
     TinkerTraining,
     Inspect,
     EvalPlus,
+    HumanEval,
     AutomationBench,
+    Tau2,
     SkyRl,
     NemoRl,
+    NemoGym,
     LmEval,
     Generic,
 )

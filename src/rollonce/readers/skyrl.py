@@ -22,6 +22,7 @@ class SkyRl(Format):
     """SkyRL evaluation dumps."""
 
     name = "skyrl"
+    uses = frozenset({"reward"})
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -39,5 +40,5 @@ class SkyRl(Format):
 
     def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
-        score = record["score"]
+        score = self.named_reward(record, "score")
         yield Row(record["input_prompt"], sum(score) if isinstance(score, list) else score, step=self._step)

@@ -23,6 +23,7 @@ class TinkerEvals(Format):
     """tinker-cookbook evaluation trajectories (eval/benchmarks/_types.py, StoredTrajectory)."""
 
     name = "tinker-evals"
+    uses = frozenset({"reward"})
     whole_file = True
 
     @classmethod
@@ -40,7 +41,7 @@ class TinkerEvals(Format):
         turns = record["turns"]
         if not turns or turns[0]["role"] == "assistant":
             raise InputError("no turn before the first assistant turn, so no prompt")
-        reward = record["reward"] if self.options.reward is None else record["metrics"][self.options.reward]
+        reward = self.named_reward({**(record.get("metrics") or {}), **record}, "reward")
         length = sum(t.get("token_count") or 0 for t in turns if t["role"] == "assistant")
         task = record.get("example_id") or record["idx"]
         yield Row(turns[0]["content"], reward, f"{record['benchmark']}/{task}", length=length)
@@ -50,6 +51,7 @@ class TinkerTraining(Format):
     """tinker-cookbook training summaries, with a join file for the prompts."""
 
     name = "tinker-training"
+    uses = frozenset({"reward", "join", "split"})
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -83,4 +85,5 @@ class TinkerTraining(Format):
         joined = self._join.find(record)
         length = sum(step["ac_len"] for step in record["steps"])
         rollout = f"{record['group_idx']}/{record['traj_idx']}"
-        yield Row(joined.prompt, record["total_reward"], joined.task, rollout, length, record["iteration"])
+        reward = self.named_reward({**(record.get("trajectory_metrics") or {}), **record}, "total_reward")
+        yield Row(joined.prompt, reward, joined.task, rollout, length, record["iteration"])

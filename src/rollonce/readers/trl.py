@@ -33,6 +33,7 @@ class Trl(Format):
     """TRL completions parquet."""
 
     name = "trl"
+    uses = frozenset({"reward"})
     streams = False
 
     def __init__(self, options: Options) -> None:

@@ -23,6 +23,7 @@ from rollonce.readers.base import Format, Row
 from rollonce.readers.log_probs import summed_over_calls
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
+from rollonce.readers.values import keys_of
 from rollonce.rollouts import render_messages
 
 _STEP = re.compile(r"(?:^|[/\\])step_(\d+)(?:[/\\])")
@@ -32,6 +33,7 @@ class Verifiers(Format):
     """verifiers 0.4 traces.jsonl."""
 
     name = "verifiers"
+    uses = frozenset({"reward", "split", "filter"})
     whole_file = True
 
     def __init__(self, options: Options) -> None:
@@ -45,6 +47,11 @@ class Verifiers(Format):
         if probe.kind != "jsonl" or not probe.has("task") or not isinstance(probe.record["task"], dict):
             return False
         return isinstance(probe.record.get("traces"), list) or isinstance(probe.record.get("rewards"), dict)
+
+    @classmethod
+    def policy_of(cls, probe: Probe) -> str | None:
+        """The model in the evaluation's own metadata beside the file."""
+        return _metadata_beside(probe).get("model")
 
     def start(self, probe: Probe) -> None:
         """The training step that prime-rl puts into the path."""
@@ -66,6 +73,8 @@ class Verifiers(Format):
     def _trace(self, trace: dict[str, Any], episode: dict[str, Any]) -> Iterable[Row]:
         agent = trace.get("agent") or {}
         if self.options.filter is not None and agent.get("name", "agent") != self.options.filter:
+            self.n_filtered += 1
+            self.splits.add(f"the agent {agent.get('name', 'agent')}")
             return
         if self.options.filter is None and agent.get("trainable") is False:
             return
@@ -114,6 +123,14 @@ class PrimeRl(Verifiers):
     def rows(self, record: Any) -> Iterable[Row]:
         """A trace or a legacy rollout."""
         if "example_id" in record:
+            if self.options.filter is not None:
+                raise InputError(
+                    "filter= (--filter) does nothing for rows of verifiers before 0.4, which name no agent; leave it "
+                    "out"
+                )
+            if self.options.split not in (None, self._split_of_file):
+                self.n_filtered += 1
+                return
             yield legacy_row(record, self.options.reward)._replace(step=self._step)
         else:
             yield from super().rows(record)
@@ -123,6 +140,7 @@ class VerifiersLegacy(Format):
     """verifiers before 0.4: results.jsonl, and the environment's name from metadata.json beside it."""
 
     name = "verifiers-legacy"
+    uses = frozenset({"reward"})
     whole_file = True
 
     def __init__(self, options: Options) -> None:
@@ -136,16 +154,25 @@ class VerifiersLegacy(Format):
 
     def start(self, probe: Probe) -> None:
         """The environment's name, so that example 0 of one environment is not example 0 of another."""
-        beside = probe.path.with_name("metadata.json")
-        try:
-            metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-        except (ValueError, OSError):
-            metadata = {}
-        self._environment = metadata.get("env_id") if isinstance(metadata, dict) else None
+        self._environment = _metadata_beside(probe).get("env_id")
+
+    @classmethod
+    def policy_of(cls, probe: Probe) -> str | None:
+        """The model in the evaluation's metadata."""
+        return _metadata_beside(probe).get("model")
 
     def rows(self, record: Any) -> Iterable[Row]:
         """One rollout."""
         yield legacy_row(record, self.options.reward, self._environment)
+
+
+def _metadata_beside(probe: Probe) -> dict[str, Any]:
+    beside = probe.path.with_name("metadata.json")
+    try:
+        metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    except (ValueError, OSError):
+        metadata = {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str | None = None) -> Row:
@@ -156,11 +183,12 @@ def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str
         )
     environment = environment or (record.get("task") if isinstance(record.get("task"), str) else None)
     task = record["example_id"]
-    reward = (
-        record["reward"]
-        if reward_name is None
-        else record.get(reward_name, (record.get("metrics") or {}).get(reward_name))
-    )
+    reward = record["reward"]
+    if reward_name is not None:
+        rewards = {**(record.get("metrics") or {}), **record}
+        if reward_name not in rewards:
+            raise InputError(f"no reward {reward_name!r} (--reward) in this row; {keys_of(rewards)}")
+        reward = rewards[reward_name]
     usage = record.get("token_usage") or {}
     log_prob, n_tokens = summed_over_calls(
         (turn.get("tokens") or {}).get("completion_logprobs") for turn in record.get("trajectory") or ()

@@ -26,6 +26,7 @@ class Verl(Format):
     """verl rollout dumps."""
 
     name = "verl"
+    uses = frozenset({"reward"})
 
     @classmethod
     def sniff(cls, probe: Probe) -> bool:
@@ -47,7 +48,7 @@ class Verl(Format):
         """One rollout."""
         yield Row(
             record["input"],
-            record["score"],
+            self.named_reward(record, "score"),
             rollout=self.same_rollout(record),
             step=record.get("step"),
             log_prob=record.get(_LOG_PROBS),
