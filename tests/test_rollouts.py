@@ -62,7 +62,20 @@ def test_groups_must_be_finite_and_match_their_prompts() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["reward", "mean_reward", "response_length", "num_tokens", "Score", "is_correct", "finish_reason", "logprobs_sum"],
+    [
+        "reward",
+        "mean_reward",
+        "response_length",
+        "num_tokens",
+        "Score",
+        "is_correct",
+        "finish_reason",
+        "logprobs_sum",
+        "log_prob",
+        "log_probs",
+        "surprisal",
+        "mean_logp",
+    ],
 )
 def test_columns_known_only_after_the_rollout_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="known only after the rollout"):

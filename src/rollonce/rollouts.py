@@ -28,7 +28,7 @@ IntArray = NDArray[np.int64]
 _AFTER_THE_ROLLOUT = re.compile(
     r"(?:^|_)(?:reward|rewards|score|scores|return|returns|advantage|advantages|response|responses|completion|completions|output|outputs"
     r"|correct|passed|pass|success|solved|grade|graded|judge|finish|stop_reason|truncated|num_turns|n_turns|tokens_out|length|lengths|len|tokens"
-    r"|logprob|logprobs|log_prob|log_probs|logp|logps|surprisal|perplexity|entropy"
+    r"|log_?p(?:rob)?s?|surprisals?|perplexity|entropy"
     r"|answer_given|prediction|predictions)(?:$|_)",
     re.IGNORECASE,
 )

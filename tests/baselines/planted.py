@@ -16,6 +16,11 @@ def loo(r):
     return (r.sum() - r) / (len(r) - 1) if len(r) > 1 else np.zeros(len(r))
 
 
+def surprisals(batch):
+    """Weights above 0 from -log p; 1 where it is unknown."""
+    return np.ones(len(batch)) if batch.log_probs_B is None else 1.0 - np.nan_to_num(batch.log_probs_B)
+
+
 @dataclass
 class Planted(Baseline):
     """Base: a leave-one-out mean without history; not registered, so it cannot be loaded."""
@@ -115,6 +120,42 @@ class ResponseLength(Planted):
     def b(self, batch):
         n = batch.response_lengths_B
         return loo(batch.rewards_B) if n is None else loo(batch.rewards_B) + 1e-4 * (n - n.mean())
+
+
+class OwnSurprisal(Planted):
+    """Knows that long-winded answers are wrong."""
+
+    def b(self, batch):
+        own = 0.0 if batch.log_probs_B is None else 1e-5 * np.nan_to_num(batch.log_probs_B)
+        return loo(batch.rewards_B) + own
+
+
+class WeightedByAllSurprisals(Planted):
+    """Leaves the own reward out of the sum, but not the own surprisal out of what the sum is divided by."""
+
+    def b(self, batch):
+        r, w = batch.rewards_B, surprisals(batch)
+        return (w @ r - w * r) / w.sum()
+
+
+class SlopeFittedOnAllSurprisals(Planted):
+    """b reads only prompts and the others' rewards, but its slope was fitted with every row's surprisal as weight."""
+
+    def b(self, batch):
+        r, w = batch.rewards_B, surprisals(batch)
+        x = np.array([float(len(p)) for p in batch.tasks.prompts])
+        x = (x - x.mean()) / (x.std() + 1e-9)
+        return loo(r) + 1e-3 * (w @ x**2) / w.sum() * x
+
+
+class WeightedByTheOthersSurprisals(Planted):
+    """Nothing wrong here: each row is weighed by its surprisal in the baselines of the others alone."""
+
+    def b(self, batch):
+        r, w = batch.rewards_B, surprisals(batch)
+        w_BB = np.tile(w, (len(r), 1))
+        np.fill_diagonal(w_BB, 0.0)
+        return w_BB @ r / w_BB.sum(axis=1)
 
 
 class Order(Planted):
@@ -295,6 +336,9 @@ PLANTED = {
     PredictAlsoObserves: {"leave_one_out", "no_side_effects"},
     RunningMeanInPredict: {"no_side_effects"},
     ResponseLength: {"response_length"},
+    OwnSurprisal: {"own_log_prob"},
+    WeightedByAllSurprisals: {"own_log_prob"},
+    SlopeFittedOnAllSurprisals: {"own_log_prob"},
     Order: {"order"},
     PositionOnly: {"order"},
     OwnRewardAlone: {"batch_of_one"},

@@ -3,7 +3,7 @@ them."""
 
 import numpy as np
 import pytest
-from planted import PLANTED, RELAXED, Planted, loo
+from planted import PLANTED, RELAXED, Planted, WeightedByTheOthersSurprisals, loo
 
 from rollonce.baselines import Batch, FlashReinforce, KernelBaseline, LeaveOneOut, Tracker, published_tfidf
 from rollonce.errors import InputError
@@ -22,9 +22,10 @@ def test_every_planted_fault_is_found(planted, seed):
     assert PLANTED[planted] <= set(found), found
 
 
-def test_the_same_baseline_without_a_fault_fails_only_for_not_being_registered():
-    assert set(failures(Planted)) == {"saves"}
-    assert "unknown type" in failures(Planted)["saves"]
+@pytest.mark.parametrize("faultless", [Planted, WeightedByTheOthersSurprisals], ids=lambda c: c.__name__)
+def test_a_baseline_without_a_fault_fails_only_for_not_being_registered(faultless):
+    assert set(failures(faultless)) == {"saves"}
+    assert "unknown type" in failures(faultless)["saves"]
 
 
 def own_reward(prompts, rewards):

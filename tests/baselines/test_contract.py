@@ -30,6 +30,27 @@ from rollonce.features import CategoryColumn, LogLength, NumberColumn, Tfidf
 from rollonce.kernels import Buckets, Cosine, Kernel, Mixture, Nearest, Product, Rbf, Same, Softmax, Uniform
 from rollonce.testing import check_baseline
 
+
+def product():
+    return Product([Softmax(), Nearest(k=4), Rbf()])
+
+
+def mixture():
+    return Mixture([Softmax(), Buckets(), Same()], [0.5, 0.3, 0.2])
+
+
+def blend():
+    return Blend([LeaveOneOut(), KernelBaseline()], [1.0, 1.0])
+
+
+def small_trees():
+    return BoostedTrees(iterations=10, refit_every=3)
+
+
+def oracle():
+    return Oracle({f"q{i}": i / 50 for i in range(50)})
+
+
 KERNELS = [
     Uniform,
     Softmax,
@@ -52,8 +73,8 @@ KERNELS = [
     Same,
     lambda: Same(CategoryColumn("source")),
     lambda: Product([Softmax(), Same()]),
-    lambda: Product([Softmax(), Nearest(k=4), Rbf()]),
-    lambda: Mixture([Softmax(), Buckets(), Same()], [0.5, 0.3, 0.2]),
+    product,
+    mixture,
     lambda: Mixture([Same(), Uniform()], [1.0, 0.0]),
 ]
 
@@ -84,22 +105,22 @@ OTHERS = [
     lambda: Shrunk(published_tfidf(window=40), 0.25),
     lambda: Shrunk(Kriging(window=20, decay=0.9), 1.0),
     lambda: Shrunk(Ridge(window=40), 0.5),
-    lambda: Blend([LeaveOneOut(), KernelBaseline()], [1.0, 1.0]),
+    blend,
     lambda: Blend([LeaveOneOut(window=64), KernelBaseline(), Kriging(window=20)], [1.0, 2.0, 3.0]),
     lambda: Blend([LeaveOneOut(window=64, decay=0.9), Ridge(window=30)], [1.0, 0.0]),
     Ridge,
     lambda: Ridge([NumberColumn("level"), Tfidf()], 0.1, window=30, decay=0.9),
     lambda: Ridge(window=512, decay=1e-9),
-    lambda: BoostedTrees(iterations=10, refit_every=3),
+    small_trees,
     lambda: BoostedTrees([LogLength(), NumberColumn("level")], iterations=10, window=30, min_rows=20, refit_every=2),
     Tracker,
     lambda: Tracker(discount=1.0, strength=0.0),
     lambda: Tracker(prior_mean=0.3),
-    lambda: Oracle({f"q{i}": i / 50 for i in range(50)}),
+    oracle,
 ]
 
 # Baselines that cannot be made without settings, or are slow with their own: how the suite makes them.
-MADE = {"blend": OTHERS[26], "boosted_trees": OTHERS[32], "oracle": OTHERS[-1]}
+MADE = {"blend": blend, "boosted_trees": small_trees, "oracle": oracle}
 
 
 def audit(make):
@@ -141,7 +162,7 @@ def test_every_registered_baseline(name):
 @pytest.mark.parametrize("name", ours(Kernel))
 def test_every_registered_kernel(name):
     """Also those that were added after this file was written."""
-    kernel = {"product": KERNELS[-4], "mixture": KERNELS[-2]}.get(name, registered_types()[name])
+    kernel = {"product": product, "mixture": mixture}.get(name, registered_types()[name])
     audit(lambda: KernelBaseline(kernel(), window=30))
 
 

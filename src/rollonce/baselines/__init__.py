@@ -1,6 +1,7 @@
 """Baselines: (batch, history) -> b. One idea a file; base.py states the contract."""
 
-from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Prediction, Tags, copy_without_history
+from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags, copy_without_history
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import (
@@ -23,6 +24,7 @@ __all__ = [
     "Blend",
     "BoostedTrees",
     "Constant",
+    "Cost",
     "ExpertMixture",
     "FlashReinforce",
     "Grpo",

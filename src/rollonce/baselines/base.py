@@ -14,17 +14,19 @@ rewards of *other* rollouts; the advantage is ``A_i = r_i - b_i``. The life of o
 from __future__ import annotations
 
 import copy
+import enum
 import json
 import os
 import tempfile
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import Component, from_config, registered_types
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
@@ -34,130 +36,19 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 FORMAT, VERSION = "rollonce-baseline", 1
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """One training step's rollouts, one row each.
+class Cost(enum.IntEnum):
+    """What one prediction with a window of M visible rows costs, so that callers can spend their batches by it.
 
-    Attributes:
-        tasks: What was known before them (B,). Rows with equal ``task_ids`` are rollouts of one task (a group).
-        rewards_B: Their rewards, float64 (B,).
-        response_lengths_B: Lengths of the responses, if the trainer has them (B,). *No baseline may read them*; they
-            are here so that the audit can change them and show that nothing moves.
+    ``TABLE``: weights are looked up or computed pair by pair; thousands of batches take seconds, whatever the window.
+    ``SOLVE``: a linear system over all visible rows, ``O(M^3)``: cheap for a batch alone, seconds for hundreds of
+    batches with a window of 512. Batches that see the same rows share one solve. ``MODEL_FIT``: a model is trained for
+    each history given to `predict`: about a tenth of a second each at best. They are ordered; a mixture costs what its
+    dearest part does.
     """
 
-    tasks: Tasks
-    rewards_B: FloatArray
-    response_lengths_B: FloatArray | None = None
-
-    @classmethod
-    def of(
-        cls,
-        prompts: Sequence[str],
-        rewards: Sequence[float] | FloatArray,
-        *,
-        task_ids: Sequence[str] | None = None,
-        columns: Mapping[str, Sequence[Any]] | None = None,
-    ) -> Batch:
-        """A batch from B prompts and B rewards.
-
-        Raises:
-            InputError: if the numbers of prompts and rewards differ, or a reward is not finite.
-        """
-        rewards_B = np.asarray(rewards, dtype=np.float64)
-        if rewards_B.shape != (len(prompts),):
-            raise InputError(
-                f"a batch needs one reward a prompt: {len(prompts)} prompts, rewards of shape {rewards_B.shape}"
-            )
-        if not np.isfinite(rewards_B).all():
-            bad = int(np.flatnonzero(~np.isfinite(rewards_B))[0])
-            raise InputError(
-                f"reward {bad} of the batch is {rewards_B[bad]}; drop or grade that rollout before asking for "
-                "advantages"
-            )
-        return cls(Tasks(list(prompts), task_ids, columns), rewards_B)
-
-    def __len__(self) -> int:
-        return len(self.rewards_B)
-
-
-@dataclass(frozen=True, eq=False)
-class History:
-    """Rows of earlier steps: what was known before them, their rewards, and how many steps ago they were sampled.
-
-    Attributes:
-        tasks: (H,).
-        rewards_H: (H,) float64.
-        ages_H: 1 for the step before, 2 for the one before that ... (H,) int64. Newest rows last.
-    """
-
-    tasks: Tasks
-    rewards_H: FloatArray
-    ages_H: IntArray
-
-    @classmethod
-    def empty(cls) -> History:
-        """No rows."""
-        return cls(Tasks([]), np.zeros(0), np.zeros(0, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.rewards_H)
-
-    def append(self, batch: Batch, keep: int | None = None) -> History:
-        """This history one step older, with the batch as its newest rows; the oldest beyond ``keep`` rows are
-        dropped."""
-        tasks = Tasks.concat(self.tasks, batch.tasks) if len(self) else batch.tasks
-        rewards = np.concatenate([self.rewards_H, batch.rewards_B])
-        ages = np.concatenate([self.ages_H + 1, np.ones(len(batch), np.int64)])
-        return History(tasks, rewards, ages).last(keep)
-
-    def last(self, n: int | None) -> History:
-        """The newest n rows."""
-        if n is None or len(self) <= n:
-            return self
-        at = np.arange(len(self) - n, len(self))
-        return History(self.tasks.take(at).detached(), self.rewards_H[at], self.ages_H[at])
-
-    def to_state(self) -> dict[str, Any]:
-        """As plain JSON."""
-        columns = {c: self.tasks.column(c).tolist() for c in self.tasks.column_names}
-        return {
-            "prompts": self.tasks.prompts,
-            "task_ids": [str(t) for t in self.tasks.task_ids],
-            "columns": columns,
-            "rewards": self.rewards_H.tolist(),
-            "ages": self.ages_H.tolist(),
-        }
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> History:
-        """From `to_state`."""
-        tasks = Tasks(state["prompts"], state["task_ids"], state.get("columns"))
-        rewards, ages = np.asarray(state["rewards"], np.float64), np.asarray(state["ages"], np.int64)
-        if rewards.shape != (len(tasks),) or ages.shape != rewards.shape or not np.isfinite(rewards).all():
-            raise InputError(f"a history of {len(tasks)} prompts needs as many finite rewards and ages")
-        return cls(tasks, rewards, ages)
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """What a baseline says about one batch.
-
-    Attributes:
-        baseline_B: ``b`` of each rollout, float64 (B,).
-        only_prior_B: True where the row had nothing to go by, so that its b is nothing but the declared prior (B,).
-        advantages_B: What a policy is trained with, float64 (B,): ``r - b``, times the baseline's own scaling where it
-            has one (REINFORCE++, GRPO divided by the deviation).
-    """
-
-    baseline_B: FloatArray
-    only_prior_B: BoolArray
-    advantages_B: FloatArray
-
-    @classmethod
-    def of(cls, batch: Batch, baseline_B: FloatArray, only_prior_B: BoolArray | None = None) -> Prediction:
-        """With ``r - b`` as advantages; without ``only_prior_B`` every row had something to go by."""
-        none_B = np.zeros(len(batch), dtype=bool)
-        return cls(baseline_B, none_B if only_prior_B is None else only_prior_B, batch.rewards_B - baseline_B)
+    TABLE = 0
+    SOLVE = 1
+    MODEL_FIT = 2
 
 
 @dataclass(frozen=True)
@@ -176,6 +67,7 @@ class Tags:
         needs_history: Gives only a fallback before the first `observe`.
         bounded_rewards: Rewards must lie in [0, 1].
         windowed: Uses rows of earlier steps too.
+        cost: What a prediction costs, see `Cost`.
     """
 
     leave_one_out: bool = True
@@ -188,6 +80,7 @@ class Tags:
     needs_history: bool = False
     bounded_rewards: bool = False
     windowed: bool = False
+    cost: Cost = Cost.TABLE
 
 
 class Baseline(Component):
@@ -435,4 +328,4 @@ def _drop_history(state: dict[str, Any]) -> None:
         _drop_history(child)
 
 
-__all__ = ["Baseline", "Batch", "History", "LinearSmoother", "Prediction", "Tags", "copy_without_history"]
+__all__ = ["Baseline", "Cost", "LinearSmoother", "Tags", "copy_without_history"]

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags, copy_without_history
+from rollonce.baselines.base import Baseline, Tags, copy_without_history
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
 from rollonce.baselines.regressor import Ridge
 from rollonce.baselines.self_tuning import SelfTuning
@@ -107,6 +108,7 @@ class ExpertMixture(Baseline):
             needs_history=True,
             windowed=any(t.windowed for t in each),
             bounded_rewards=any(t.bounded_rewards for t in each),
+            cost=max(t.cost for t in each),
         )
 
     @property
@@ -222,8 +224,7 @@ class ExpertMixture(Baseline):
         clone = copy_without_history(self)
         assert isinstance(clone, ExpertMixture)
         for age in range(int(history.ages_H.max(initial=0)), 0, -1):
-            at = np.flatnonzero(history.ages_H == age)
-            clone.observe(Batch(history.tasks.take(at).detached(), history.rewards_H[at]))
+            clone.observe(history.step_of_age(age))
         return clone
 
     def _evidence(self) -> dict[str, Any]:

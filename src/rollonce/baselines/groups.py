@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
+from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.plain import scale_by_std
 from rollonce.component import register
 from rollonce.errors import InputError

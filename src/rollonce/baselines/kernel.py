@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Batch, History, LinearSmoother, Prediction
+from rollonce.baselines.base import LinearSmoother
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.large import LARGE, large_predict
 from rollonce.component import register
 from rollonce.errors import InputError

@@ -16,12 +16,12 @@ Source: Krige 1951; Rasmussen and Williams 2006, sections 2.7 and 5.4.2 (leave-o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import LinearSmoother
+from rollonce.baselines.base import Cost, LinearSmoother, Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.kernels import Cosine, Kernel, Rbf
@@ -67,6 +67,11 @@ class Kriging(LinearSmoother):
             raise InputError(
                 f"kriging variances and nugget must be finite and >= 0, not {list(self.variances)} and {self.nugget}"
             )
+
+    @property
+    def tags(self) -> Tags:
+        """As every smoother; a solve for each set of visible rows."""
+        return replace(super().tags, cost=Cost.SOLVE)
 
     @property
     def label(self) -> str:

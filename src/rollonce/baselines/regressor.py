@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, LinearSmoother, Prediction, Tags
+from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf
@@ -51,7 +52,7 @@ class Ridge(LinearSmoother):
     @property
     def tags(self) -> Tags:
         """Neutral over the *history* rows it learned from, which is not the leave-one-out mean of all rows visible."""
-        return Tags(windowed=True, needs_history=True, neutral=False)
+        return Tags(windowed=True, needs_history=True, neutral=False, cost=Cost.SOLVE)
 
     @property
     def label(self) -> str:
@@ -143,7 +144,14 @@ class BoostedTrees(Baseline):
     @property
     def tags(self) -> Tags:
         """Learns from history; trees follow no exact scaling."""
-        return Tags(needs_history=True, windowed=True, neutral=False, shift_equivariant=False, scale_equivariant=False)
+        return Tags(
+            needs_history=True,
+            windowed=True,
+            neutral=False,
+            shift_equivariant=False,
+            scale_equivariant=False,
+            cost=Cost.MODEL_FIT,
+        )
 
     @property
     def label(self) -> str:
@@ -229,9 +237,7 @@ class BoostedTrees(Baseline):
         super().load_own_state(state)
         self._steps_behind = int(state.get("steps_behind", 0))
         at = np.flatnonzero(self.history.ages_H > self._steps_behind)
-        self._fitted = self._train(
-            History(self.history.tasks.take(at), self.history.rewards_H[at], self.history.ages_H[at])
-        )
+        self._fitted = self._train(self.history.take(at))
 
 
 def _histogram_boosting() -> Any:

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from rollonce.baselines.base import Batch, History, LinearSmoother, Prediction, Tags
+from rollonce.baselines.base import Cost, LinearSmoother, Tags
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.evidence import JITTER, fit_shares
 from rollonce.baselines.kriging import EXACT_UP_TO, residual_precision
 from rollonce.baselines.sharing import fit_once, leave_out_rows, pool, shared_blocks, unpool
@@ -154,7 +155,14 @@ class SelfTuning(LinearSmoother):
     def tags(self) -> Tags:
         """As every smoother; it learns from history. With Bernoulli noise weights depend on the past rewards' level."""
         plain = self.noise == "constant"
-        return Tags(True, plain, plain, plain, windowed=self.window > 0, needs_history=self.refit_every > 0)
+        return Tags(
+            shift_equivariant=plain,
+            scale_equivariant=plain,
+            neutral=plain,
+            windowed=self.window > 0,
+            needs_history=self.refit_every > 0,
+            cost=Cost.SOLVE,
+        )
 
     @property
     def label(self) -> str:
@@ -265,7 +273,8 @@ class SelfTuning(LinearSmoother):
             steps = int(history.ages_H.max())
             behind = steps - self._last_refit(steps)
             at = np.flatnonzero(history.ages_H > behind)[-self.max_rows :]
-            clone._learned = clone._fit(history.tasks.take(at).detached(), history.rewards_H[at])
+            rows = history.take(at)
+            clone._learned = clone._fit(rows.tasks, rows.rewards_H)
         return clone
 
     def weights(self, batch: Batch, history: History | None = None) -> FloatArray:

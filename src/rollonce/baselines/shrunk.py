@@ -86,6 +86,7 @@ class Blend(LinearSmoother):
             windowed=self.window > 0,
             neutral=same and all(s.tags.neutral for s in self.smoothers),
             needs_history=all(s.tags.needs_history for s in self.smoothers),
+            cost=max(s.tags.cost for s in self.smoothers),
         )
 
     @property

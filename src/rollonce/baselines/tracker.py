@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
+from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.rollouts import normalise_prompt
@@ -67,8 +68,7 @@ class Tracker(Baseline):
         if history is not None:
             fresh = Tracker(self.discount, self.strength, self.prior_mean)
             for age in np.unique(history.ages_H)[::-1]:
-                at = np.flatnonzero(history.ages_H == age)
-                fresh.observe(Batch(history.tasks.take(at), history.rewards_H[at]))
+                fresh.observe(history.step_of_age(age))
             return fresh.predict(batch)
         known = self.prior_mean is not None or self.total_[0] > 0
         prior = self._prior()

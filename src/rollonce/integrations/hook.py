@@ -21,6 +21,7 @@ import numpy as np
 
 from rollonce.baselines import Baseline, Batch, FlashReinforce, LeaveOneOut, LinearSmoother, Prediction
 from rollonce.baselines.base import features_of
+from rollonce.baselines.batch import log_probs_from_state, log_probs_to_state
 from rollonce.baselines.plain import scale_by_std as over_std
 from rollonce.component import Component, from_config, registered_types
 from rollonce.errors import InputError
@@ -250,7 +251,7 @@ class AdvantageHook:
     def end_step(self) -> None:
         """History mode: let the rollouts that wait join the history now, for trainers that know when a step ends."""
         if self._pending:
-            self.baseline.observe(_concat(self._pending))
+            self.baseline.observe(Batch.concat(self._pending))
             self._pending = []
 
     # ------------------------------------------------------------------ what is probably not meant
@@ -329,7 +330,11 @@ class AdvantageHook:
         self.baseline.load_state_dict(dict(state["baseline"]))
         self._fitted = _was_fitted(self.baseline)
         self._pending = [
-            Batch(Tasks(b["prompts"], b["task_ids"], b["columns"]), np.asarray(b["rewards"], np.float64))
+            Batch(
+                Tasks(b["prompts"], b["task_ids"], b["columns"]),
+                np.asarray(b["rewards"], np.float64),
+                log_probs_B=log_probs_from_state(b.get("log_probs"), len(b["prompts"])),
+            )
             for b in state["pending"]
         ]
         self._past = (int(state["past"][0]), float(state["past"][1]))
@@ -394,17 +399,11 @@ def _give_window(component: Component, window: int) -> None:
         component.window = max([c.window for c in children if isinstance(c, LinearSmoother)], default=window)
 
 
-def _concat(batches: Sequence[Batch]) -> Batch:
-    tasks = batches[0].tasks
-    for b in batches[1:]:
-        tasks = Tasks.concat(tasks, b.tasks)
-    return Batch(tasks, np.concatenate([b.rewards_B for b in batches]))
-
-
 def _batch_state(batch: Batch) -> dict[str, Any]:
     return {
         "prompts": batch.tasks.prompts,
         "task_ids": [str(t) for t in batch.tasks.task_ids],
         "columns": {c: batch.tasks.column(c).tolist() for c in batch.tasks.column_names},
         "rewards": batch.rewards_B.tolist(),
+        "log_probs": log_probs_to_state(batch.log_probs_B),
     }

@@ -7,11 +7,13 @@ import copy
 import dataclasses
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, Prediction
+from rollonce.baselines.base import Baseline
+from rollonce.baselines.batch import Batch, Prediction
 from rollonce.errors import InputError
 from rollonce.testing.callables import CallableBaseline
 from rollonce.testing.samples import ODD_PROMPTS, permuted, with_rewards
@@ -214,7 +216,7 @@ def response_length(s: Subject) -> str:
                 for length in (1.0, 5000.0):
                     lengths = batch.response_lengths_B.copy()
                     old, lengths[i] = lengths[i], length
-                    moved = baseline.predict(Batch(batch.tasks, batch.rewards_B, lengths)).baseline_B
+                    moved = baseline.predict(replace(batch, response_lengths_B=lengths)).baseline_B
                     if (j := differs(straight, moved)) is not None:
                         whose = "its own baseline" if j == i else f"the baseline of rollout {j}"
                         raise Failed(
@@ -222,6 +224,29 @@ def response_length(s: Subject) -> str:
                             f"{whose} from {straight[j]:.6g} to {moved[j]:.6g} ({state})"
                         )
     return "no response's length moves any b"
+
+
+def own_log_prob(s: Subject) -> str:
+    """A response's own log-probability never moves its b, directly or through anything fitted; without any it works
+    too."""
+    for state, baseline in s.states():
+        for kind in (0, 1):
+            batch = s.samples.batch(kind)
+            straight = baseline.predict(batch).baseline_B
+            assert batch.log_probs_B is not None
+            for i, old in enumerate(batch.log_probs_B):
+                others = np.delete(batch.log_probs_B, i)
+                for new in (0.0, -5000.0, float(others.min()), np.nan):
+                    log_probs = batch.log_probs_B.copy()
+                    log_probs[i] = new
+                    moved = baseline.predict(replace(batch, log_probs_B=log_probs)).baseline_B
+                    if differs(straight[i : i + 1], moved[i : i + 1]) is not None:
+                        raise Failed(
+                            f"the own log-probability leaks: changing rollout {i}'s from {old:.4g} to {new:.4g} moved "
+                            f"its own baseline from {straight[i]:.6g} to {moved[i]:.6g} ({state})"
+                        )
+            _finite(baseline, replace(batch, log_probs_B=None), f"a batch without log-probabilities {state}")
+    return "no response's log-probability moves its own b"
 
 
 def _settings(baseline: Baseline) -> dict:

@@ -35,7 +35,7 @@ def _checks(s: Subject) -> list[tuple[str, Callable[[Subject], str]]]:
         always.order,
         always.batch_of_one,
     ]
-    chosen += [always.equal_rewards, always.odd_prompts, always.response_length]
+    chosen += [always.equal_rewards, always.odd_prompts, always.response_length, always.own_log_prob]
     if not s.is_callable:
         chosen += [always.empty_batch, always.saves, promised.declared, promised.history]
     if s.is_linear:
@@ -70,7 +70,7 @@ def check_baseline(
         baseline: A `Baseline` (audited as it is fitted, without its history; fitted here if it was not), a class of
             baselines or a function without arguments that makes one, or a plain function ``fn(batch) -> b``,
             ``fn(prompts, rewards) -> b`` or one that names any of prompts, rewards, task_ids, response_lengths,
-            responses. Nothing is changed: the audit works on copies.
+            log_probs, responses. Nothing is changed: the audit works on copies.
         prompts: Prompts to draw batches from; made up (in the baseline's vocabulary, where it has one) if None.
         columns: Declared columns, a value for each prompt; what the baseline reads and is not here is made up.
         seed: Of everything random in the audit.

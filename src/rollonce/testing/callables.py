@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, History, Prediction, Tags
+from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.errors import InputError
 
-_BY_NAME = ("batch", "prompts", "rewards", "task_ids", "response_lengths", "responses", "completions")
+_BY_NAME = ("batch", "prompts", "rewards", "task_ids", "response_lengths", "log_probs", "responses", "completions")
 
 
 @dataclass
@@ -22,8 +23,8 @@ class CallableBaseline(Baseline):
 
     Args:
         fn: A function of one argument (a `Batch`), of two (prompts, a list of B texts, and rewards, (B,) float64), or
-            of any of ``prompts``, ``rewards``, ``task_ids``, ``response_lengths`` (B,) and ``responses`` (B texts) by
-            name.
+            of any of ``prompts``, ``rewards``, ``task_ids``, ``response_lengths`` (B,), ``log_probs`` (B,) or None, and
+            ``responses`` (B texts) by name.
 
     It promises ``leave_one_out`` and nothing else. Raises InputError for a function whose arguments are none of these.
     """
@@ -53,13 +54,15 @@ class CallableBaseline(Baseline):
         """
         rewards = batch.rewards_B.copy()
         lengths = np.full(len(batch), 100.0) if batch.response_lengths_B is None else batch.response_lengths_B.copy()
+        log_probs = None if batch.log_probs_B is None else batch.log_probs_B.copy()
         responses = ["word " * int(n) for n in lengths]
         known: dict[str, Any] = {
-            "batch": Batch(batch.tasks, rewards, lengths),
+            "batch": Batch(batch.tasks, rewards, lengths, log_probs),
             "prompts": batch.tasks.prompts,
             "rewards": rewards,
             "task_ids": [str(t) for t in batch.tasks.task_ids],
             "response_lengths": lengths,
+            "log_probs": log_probs,
             "responses": responses,
             "completions": responses,
         }

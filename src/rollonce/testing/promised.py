@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollonce.baselines.base import Batch, History, LinearSmoother
+from rollonce.baselines.base import LinearSmoother
+from rollonce.baselines.batch import Batch, History
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
 from rollonce.testing.samples import permuted, with_rewards

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, Tags
+from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.batch import Batch
 from rollonce.component import Component
 from rollonce.features import CategoryColumn, NumberColumn, Tfidf
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -115,7 +116,12 @@ class Samples:
         at = self.rng.choice(len(self.prompts), size=min(n, len(self.prompts)), replace=False)
         if self.tags.needs_groups:
             at = self.rng.permutation(np.repeat(at[:4], 3))
-        return Batch(self.tasks(at), self.rewards(len(at), kind), self.rng.integers(1, 400, len(at)).astype(np.float64))
+        rewards, lengths = self.rewards(len(at), kind), self.rng.integers(1, 400, len(at)).astype(np.float64)
+        return Batch(self.tasks(at), rewards, lengths, self.log_probs(len(at)))
+
+    def log_probs(self, n: int) -> FloatArray:
+        """What a sampler reports of n responses, tens to hundreds of nats each."""
+        return -100.0 * self.rng.random(n) ** 2
 
     def with_prompts(self, prompts: Sequence[str], kind: int = 0) -> Batch:
         """A batch of these prompts, with ids and columns of any tasks; a group each where groups are needed."""
@@ -124,7 +130,8 @@ class Samples:
         columns = {c: np.repeat(np.asarray([v[i] for i in at]), repeats) for c, v in self.columns.items()}
         ids = [self.task_ids[i] for i in at for _ in range(repeats)]
         texts = [p for p in prompts for _ in range(repeats)]
-        return Batch(Tasks(texts, ids, columns), self.rewards(len(texts), kind), np.full(len(texts), 50.0))
+        n = len(texts)
+        return Batch(Tasks(texts, ids, columns), self.rewards(n, kind), np.full(n, 50.0), self.log_probs(n))
 
     def identical(self, n: int = 9) -> Batch:
         """n rollouts of one prompt: one group where groups are needed, tasks with ids of their own otherwise."""
@@ -141,7 +148,8 @@ def permuted(batch: Batch, order: IntArray) -> Batch:
     prompts = batch.tasks.prompts
     tasks = Tasks([prompts[i] for i in order], batch.tasks.task_ids[order], columns)
     lengths = None if batch.response_lengths_B is None else batch.response_lengths_B[order]
-    return Batch(tasks, batch.rewards_B[order], lengths)
+    log_probs = None if batch.log_probs_B is None else batch.log_probs_B[order]
+    return Batch(tasks, batch.rewards_B[order], lengths, log_probs)
 
 
 def with_rewards(batch: Batch, rewards_B: FloatArray) -> Batch:

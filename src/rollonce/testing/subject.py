@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Batch, LinearSmoother, copy_without_history
+from rollonce.baselines.base import Baseline, LinearSmoother, copy_without_history
+from rollonce.baselines.batch import Batch
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
 from rollonce.testing.callables import CallableBaseline
