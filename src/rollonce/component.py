@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import typing
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from rollonce.errors import InputError
 
 _REGISTRY: dict[str, type[Component]] = {}
+_FORMER: dict[str, Callable[[dict[str, Any]], Component]] = {}
 C = TypeVar("C", bound="type[Component]")
 
 
@@ -28,6 +30,17 @@ def register(cls: C) -> C:
         )
     _REGISTRY[cls.type] = cls
     return cls
+
+
+def register_former(kind: str) -> Callable[[Callable[[dict[str, Any]], Component]], Any]:
+    """Decorator: makes a type that is gone readable. The function is given the settings that a file has for it, nested
+    components built, and returns what says the same now."""
+
+    def decorate(make: Callable[[dict[str, Any]], Component]) -> Callable[[dict[str, Any]], Component]:
+        _FORMER[kind] = make
+        return make
+
+    return decorate
 
 
 class Component:
@@ -97,10 +110,12 @@ def from_config(config: dict[str, Any]) -> Any:
     if not isinstance(config, dict) or "type" not in config:
         raise InputError(f"a component's configuration must be an object with 'type', not {str(config)[:80]!r}")
     kind = config["type"]
+    settings = {k: _from_plain(v) for k, v in config.items() if k != "type"}
+    if kind in _FORMER:
+        return _FORMER[kind](settings)
     if kind not in _REGISTRY:
         raise InputError(f"unknown type {kind!r}; known: {', '.join(sorted(_REGISTRY))}")
     cls = _REGISTRY[kind]
-    settings = {k: _from_plain(v) for k, v in config.items() if k != "type"}
     names = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     unknown = sorted(set(settings) - names)
     if unknown:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rollonce import datasets
 from rollonce.baselines import SelfTuning
-from rollonce.baselines.kriging import residual_precision
+from rollonce.baselines.kriging_solver import residual_precision
 from rollonce.rollouts import Rollouts
 from rollonce.tuning.crossfit import fit_folds
 

@@ -88,7 +88,7 @@ class WeightsFittedOnTheBatch(LinearSmoother):
         self._spread = float(np.ptp(batch.rewards_B)) if len(batch) else 0.0
         return super().weights(batch, history)
 
-    def weight_blocks(self, tasks, columns_KM, n_rows, visible_KBM, ages_M):
+    def smoothing_weights(self, tasks, columns_KM, n_rows, visible_KBM, ages_M):
         w = np.where(visible_KBM, 1.0 + self._spread * np.arange(columns_KM.shape[1]) / columns_KM.shape[1], 0.0)
         total = w.sum(-1, keepdims=True)
         return np.divide(w, total, out=np.zeros_like(w), where=total > 0)

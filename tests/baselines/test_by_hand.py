@@ -19,7 +19,6 @@ from rollonce.baselines import (
     ReinforcePlusPlus,
     Ridge,
     Rloo,
-    Shrunk,
     Tracker,
 )
 from rollonce.errors import InputError
@@ -109,7 +108,7 @@ def test_leave_one_out_with_a_window_and_decay_by_hand():
 
 
 def test_a_kernel_with_a_window_and_decay_by_hand():
-    baseline = KernelBaseline(Softmax(temperature=1.0), 0.5, window=2, decay=0.5).fit(["red", "blue"])
+    baseline = KernelBaseline(Softmax(temperature=1.0), shrinkage=0.5, window=2, decay=0.5).fit(["red", "blue"])
     baseline.observe(batch([1.0], ["red"]))
     baseline.observe(batch([0.0], ["blue"]))
     e = math.e
@@ -140,8 +139,9 @@ def test_shrinkage_by_hand():
     loo = np.array([0.25, 0.75, 0.5])
     b = batch(rewards, prompts)
     for baseline in (
-        KernelBaseline(Softmax(temperature=0.5), 0.3),
-        Shrunk(KernelBaseline(Softmax(temperature=0.5)), 0.3),
+        KernelBaseline(Softmax(temperature=0.5), shrinkage=0.3),
+        Blend([KernelBaseline(Softmax(temperature=0.5)), LeaveOneOut()], [0.7, 0.3]),
+        Blend([KernelBaseline(Softmax(temperature=0.5))], [1.0], shrinkage=0.3),
     ):
         np.testing.assert_allclose(baseline.fit(prompts).predict(b).baseline_B, 0.7 * kernel + 0.3 * loo, atol=1e-15)
 
@@ -159,14 +159,11 @@ def test_a_blend_uses_each_parts_own_window():
 
 
 def test_a_window_on_a_mixture_is_refused_rather_than_ignored():
-    with pytest.raises(InputError, match="shrunk takes window and decay from its parts"):
-        Shrunk(KernelBaseline(), window=50)
     with pytest.raises(InputError, match="blend takes window and decay from its parts"):
         Blend([LeaveOneOut()], [1.0], decay=0.5)
 
 
 def test_tags_of_mixtures_follow_their_parts():
-    assert not Shrunk(Ridge()).tags.neutral
     assert not Blend([LeaveOneOut(window=9), Ridge(window=9)], [1.0, 1.0]).tags.neutral
     assert Blend([LeaveOneOut(), KernelBaseline()], [1.0, 1.0]).tags.neutral
     assert not Blend([LeaveOneOut(), KernelBaseline(window=8)], [1.0, 1.0]).tags.neutral
@@ -238,7 +235,7 @@ def test_zero_weight_rows_fall_back_to_what_they_see_window_included():
         (lambda: Constant(float("inf")), "finite"),
         (lambda: Grpo("batch"), "'none' or 'group'"),  # type: ignore[arg-type]
         (lambda: Blend([LeaveOneOut()], [1.0, 2.0]), "as many shares"),
-        (lambda: Shrunk(LeaveOneOut(), 2.0), "in \\[0, 1\\]"),
+        (lambda: LeaveOneOut(shrinkage=2.0), "in \\[0, 1\\]"),
     ],
 )
 def test_bad_input_is_named(make, word):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollonce import reference
-from rollonce.baselines import Batch, Blend, KernelBaseline, Kriging, LeaveOneOut, Ridge, Shrunk, published_tfidf
+from rollonce.baselines import Batch, Blend, KernelBaseline, Kriging, LeaveOneOut, Ridge, published_tfidf
 from rollonce.kernels import Buckets, Cosine, Mixture, Nearest, Product, Rbf, Same, Softmax
 
 WORDS = ["aa", "bb", "cc", "dd", "é", "東京", ""]
@@ -22,7 +22,7 @@ CONVEX = [
     lambda: KernelBaseline(Cosine(), 0.3),
     lambda: KernelBaseline(Product([Softmax(), Same()])),
     lambda: KernelBaseline(Mixture([Cosine(), Same(), Buckets()], [0.2, 0.5, 0.3]), window=6, decay=0.7),
-    lambda: Shrunk(published_tfidf(window=5), 0.5),
+    lambda: KernelBaseline(window=5, shrinkage=0.5),
     lambda: Blend([LeaveOneOut(window=4), published_tfidf()], [1.0, 2.0]),
 ]
 SMOOTHERS = [*CONVEX, Kriging, lambda: Kriging(window=6, decay=0.8), lambda: Ridge(window=7)]

@@ -96,10 +96,36 @@ def test_kriging_when_only_copies_are_visible_gives_no_weight():
     assert (w == 0).all()
 
 
-def test_kriging_beyond_its_exact_size_uses_the_newest_rows(monkeypatch):
-    from rollonce.baselines import kriging
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+def test_the_ways_to_solve_agree(decay):
+    """One batch asked alone (its own rows of P), with a copy hidden from one row (all of P), and beside others that see
+    the same tasks (one P for all): equal to 1e-10, and to the definition."""
+    rng = np.random.default_rng(7)
+    prompts, y = prompts_of(rng, 60), rng.random(60)
+    tasks = Tasks(prompts)
+    baseline = Kriging(window=52, decay=decay, nugget=0.1).fit(prompts)
+    order = [rng.permutation(60) for _ in range(3)]
+    columns = np.stack(order)
+    ages = np.repeat([0, 1, 2], [8, 26, 26])
+    visible = columns[:, :8, None] != columns[:, None, :]
+    together = baseline.weight_blocks(tasks, columns, 8, visible, ages)
+    hidden_elsewhere = visible.copy()
+    hidden_elsewhere[:, 7, 30] = False
+    whole = baseline.weight_blocks(tasks, columns, 8, hidden_elsewhere, ages)
+    for k in range(3):
+        alone = baseline.weight_blocks(tasks, columns[k : k + 1], 8, visible[k : k + 1], ages)[0]
+        np.testing.assert_allclose(together[k], alone, atol=1e-10)
+        np.testing.assert_allclose(whole[k, :7], alone[:7], atol=1e-10)
+        c = baseline.covariance(tasks, columns[k : k + 1], ages)[0]
+        for i in range(8):
+            want = brute_force(c, i, np.flatnonzero(visible[k, i]), y[columns[k]])
+            assert alone[i] @ y[columns[k]] == pytest.approx(want, abs=1e-10)
 
-    monkeypatch.setattr(kriging, "EXACT_UP_TO", 12)
+
+def test_kriging_beyond_its_exact_size_uses_the_newest_rows(monkeypatch):
+    from rollonce.baselines import kriging_solver
+
+    monkeypatch.setattr(kriging_solver, "EXACT_UP_TO", 12)
     rng = np.random.default_rng(3)
     prompts, y = prompts_of(rng, 30), rng.random(30)
     batch = Batch.of(prompts[:4], y[:4])

@@ -7,6 +7,7 @@ import pytest
 
 from rollonce.baselines import (
     Batch,
+    Blend,
     BoostedTrees,
     Cost,
     ExpertMixture,
@@ -16,7 +17,6 @@ from rollonce.baselines import (
     LeaveOneOut,
     Ridge,
     SelfTuning,
-    Shrunk,
     Tracker,
 )
 from rollonce.errors import InputError
@@ -73,6 +73,7 @@ def test_what_is_no_log_probability_is_refused(bad):
 def test_the_tag_of_cost_is_that_of_the_dearest_part():
     assert LeaveOneOut(window=512).tags.cost == KernelBaseline().tags.cost == Tracker().tags.cost == Cost.TABLE
     assert Kriging().tags.cost == SelfTuning().tags.cost == Ridge().tags.cost == Cost.SOLVE
-    assert Shrunk(Kriging(), 0.5).tags.cost == Cost.SOLVE > Shrunk(KernelBaseline(), 0.5).tags.cost
+    assert Blend([Kriging(), LeaveOneOut()], [1.0, 1.0]).tags.cost == Cost.SOLVE
+    assert Blend([KernelBaseline(), LeaveOneOut()], [1.0, 1.0]).tags.cost == Cost.TABLE
     assert ExpertMixture([Ridge()]).tags.cost == Cost.SOLVE
     assert ExpertMixture([Ridge(), BoostedTrees()]).tags.cost == Cost.MODEL_FIT

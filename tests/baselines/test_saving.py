@@ -1,6 +1,7 @@
 """Baseline files: what comes back, and what a damaged one says."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from rollonce.baselines import (
     Baseline,
     Batch,
+    ExpertMixture,
+    KernelBaseline,
     Kriging,
     LeaveOneOut,
     Prediction,
@@ -152,3 +155,50 @@ def test_copy_without_history_keeps_a_subclass_that_has_no_type_of_its_own():
     assert type(fresh) is Doubled
     assert len(fresh.history) == 0
     assert len(baseline.history) == 4
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def test_a_file_of_the_former_shrunk_baseline_is_a_smoother_with_shrinkage(tmp_path):
+    """Written by the last version that had ``shrunk``: 0.4 LOO around a kernel with a shrinkage of 0.25 of its own."""
+    old = Baseline.load(FIXTURES / "shrunk_kernel.json")
+    assert isinstance(old, KernelBaseline)
+    assert old.shrinkage == pytest.approx(1 - 0.75 * 0.6)
+    assert (old.window, old.decay, len(old.history)) == (6, 0.9, 6)
+    ask = Batch.of(["add two and two", "add two and five", "prove the lemma", "prove the claim"], [1.0, 0.0, 0.0, 1.0])
+    parts = [KernelBaseline(window=6, decay=0.9), LeaveOneOut(window=6, decay=0.9)]
+    kernel_b, loo_b = (p.fit(ask.tasks).predict(ask, old.history).baseline_B for p in parts)
+    np.testing.assert_allclose(old.predict(ask).baseline_B, 0.45 * kernel_b + 0.55 * loo_b, atol=1e-14)
+    old.save(tmp_path / "new.json")
+    assert "shrunk" not in (tmp_path / "new.json").read_text()
+    assert np.array_equal(Baseline.load(tmp_path / "new.json").predict(ask).baseline_B, old.predict(ask).baseline_B)
+
+
+def test_a_file_with_former_shrunk_baselines_deep_inside():
+    experts = Baseline.load(FIXTURES / "experts_with_shrunk.json")
+    assert isinstance(experts, ExpertMixture)
+    loo, kernel, kriging = experts.experts
+    assert [type(e) for e in experts.experts] == [LeaveOneOut, KernelBaseline, Kriging]
+    assert (kernel.shrinkage, kriging.shrinkage) == (pytest.approx(0.55), 0.5)
+    assert [len(e.history) for e in (loo, kernel, kriging)] == [0, 6, 4]
+
+
+@pytest.mark.parametrize("damage", [{"smoother": 3}, {"amount": 2.0}, {"amount": "half"}])
+def test_a_former_shrunk_baseline_with_damaged_settings_is_refused(saved, damage):
+    edit(saved, lambda d: d.update(config={"type": "shrunk", "smoother": d["config"], **damage}))
+    with pytest.raises(InputError, match="'shrunk' baseline needs a smoother and an amount"):
+        Baseline.load(saved)
+
+
+def test_another_label_and_a_vocabulary_that_stays(saved):
+    loaded = Baseline.load(saved)
+    named = loaded.named("mine", keep_fit=True)
+    assert (named.label, type(named)) == ("mine", type(loaded))
+    assert loaded.label == "softmax TF-IDF, T=0.1, window 8"
+    terms = list(named.kernel.feature.vocabulary_)
+    for kept in (named, copy_without_history(named)):
+        assert kept.label == "mine"
+        kept.fit(["entirely other words"])
+        assert list(kept.kernel.feature.vocabulary_) == terms
+    assert list(loaded.fit(["entirely other words"]).kernel.feature.vocabulary_) == ["entirely", "other", "words"]

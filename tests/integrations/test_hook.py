@@ -21,7 +21,6 @@ from rollonce.baselines import (
     Ridge,
     Rloo,
     SelfTuning,
-    Shrunk,
     Tracker,
     family_mean,
 )
@@ -158,7 +157,7 @@ def test_history_mode_kernel_is_the_kernel_mean_of_past_rows_by_hand():
 
 @pytest.mark.parametrize(
     "baseline",
-    [KernelBaseline(), Shrunk(KernelBaseline(), 0.3), SelfTuning(min_rows=8), Kriging()],
+    [KernelBaseline(), KernelBaseline(shrinkage=0.3), SelfTuning(min_rows=8), Kriging()],
     ids=lambda b: b.type,
 )
 def test_history_mode_gives_smoothers_a_window_and_no_batch_mate_is_seen(baseline):

@@ -8,6 +8,7 @@ import pytest
 from rollonce import datasets, reference
 from rollonce.baselines import (
     Batch,
+    Blend,
     Constant,
     FlashReinforce,
     KernelBaseline,
@@ -18,7 +19,6 @@ from rollonce.baselines import (
     ReinforcePlusPlus,
     Ridge,
     Rloo,
-    Shrunk,
     Tracker,
     published_tfidf,
 )
@@ -140,7 +140,7 @@ def test_fast_table_and_general_path_agree():
         b.fit(table.tasks)
         fast = smoother_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N)
         general = smoother_errors(
-            Shrunk(b, 0.0), table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N
+            Blend([b], [1.0]), table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N
         )
         np.testing.assert_allclose(fast, general, rtol=1e-9, atol=1e-12)
 

@@ -2,6 +2,7 @@
 
 from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags, copy_without_history
 from rollonce.baselines.batch import Batch, History, Prediction
+from rollonce.baselines.blend import Blend
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import (
@@ -15,7 +16,6 @@ from rollonce.baselines.kriging import Kriging
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
 from rollonce.baselines.self_tuning import SelfTuning
-from rollonce.baselines.shrunk import Blend, Shrunk
 from rollonce.baselines.tracker import Oracle, Tracker
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "Ridge",
     "Rloo",
     "SelfTuning",
-    "Shrunk",
     "Tags",
     "Tracker",
     "copy_without_history",

@@ -27,10 +27,11 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 
 from rollonce.baselines.batch import Batch, History, Prediction
-from rollonce.component import Component, from_config, registered_types
+from rollonce.component import Component, from_config, register_former, registered_types
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
 from rollonce.kernels.base import BoolArray, Kernel
+from rollonce.kernels.combine import normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 FORMAT, VERSION = "rollonce-baseline", 1
@@ -90,6 +91,8 @@ class Baseline(Component):
     prior: ClassVar[float] = 0.0
 
     _history: History | None = None
+    _given_label: str | None = None
+    _keeps_fit: bool = False
     provenance: dict[str, Any] | None = None
 
     @property
@@ -97,10 +100,22 @@ class Baseline(Component):
         """What it promises."""
         return Tags()
 
+    @final
     @property
     def label(self) -> str:
-        """A short name for tables."""
+        """What it is called in tables: what `named` gave it, else `describe`."""
+        return self._given_label or self.describe()
+
+    def describe(self) -> str:
+        """A few words for tables: what it is, and the settings that tell it from its like."""
         return self.type
+
+    def named(self, label: str, *, keep_fit: bool = False) -> Self:
+        """The same baseline under another label; with ``keep_fit`` its `fit` does nothing more, so that it keeps the
+        vocabulary that it brings. Label and promise are of this object, not of its file."""
+        other = copy.copy(self)
+        other._given_label, other._keeps_fit = label, keep_fit
+        return other
 
     @property
     def keep_rows(self) -> int:
@@ -112,13 +127,18 @@ class Baseline(Component):
         """The rows observed so far, newest last."""
         return self._history if self._history is not None else History.empty()
 
+    @final
     def fit(self, prompts: Sequence[str] | Tasks) -> Self:
         """Learn vocabulary, IDF and scales from prompts (no rewards). Returns itself."""
-        tasks = as_tasks(prompts)
+        if not self._keeps_fit:
+            self.fit_tasks(as_tasks(prompts))
+        return self
+
+    def fit_tasks(self, tasks: Tasks) -> None:
+        """What `fit` does: here, fit every feature, kernel and baseline that this one is made of."""
         for child in self.children().values():
             if isinstance(child, Feature | Kernel | Baseline):
                 child.fit(tasks)
-        return self
 
     @abstractmethod
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
@@ -223,12 +243,18 @@ class LinearSmoother(Baseline):
         window: Rows of earlier steps that may count as well; 0 is the batch alone. (The post's 16 batches of 32 are
             512.)
         decay: Weight of a row per step of age, in (0, 1]: recency decay.
+        shrinkage: Share of the leave-one-out mean of the rows visible, in [0, 1]: ``(1 - shrinkage) W + shrinkage LOO``
+            is safer where features may carry nothing.
     """
 
     window: int = field(default=0, kw_only=True)
     decay: float = field(default=1.0, kw_only=True)
+    shrinkage: float = field(default=0.0, kw_only=True)
+    _was_shrunk: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.shrinkage <= 1:
+            raise InputError(f"shrinkage must be in [0, 1], not {self.shrinkage}")
         if self.window < 0 or not 0 < self.decay <= 1:
             raise InputError(f"window must be >= 0 and decay in (0, 1], not {self.window} and {self.decay}")
 
@@ -242,7 +268,23 @@ class LinearSmoother(Baseline):
         """Leave-one-out, equivariant and neutral, as every normalised smoother is."""
         return Tags(windowed=self.window > 0)
 
+    def describe_with(self, name: str) -> str:
+        """A name and, after it, what differs from the defaults of shrinkage, window and decay."""
+        parts = [name]
+        if self.shrinkage:
+            parts.append(f"{self.shrinkage:.2g} LOO")
+        if self.window:
+            parts.append(f"window {self.window}")
+        if self.decay < 1:
+            parts.append(f"decay {self.decay:.3g}")
+        return ", ".join(parts)
+
     @abstractmethod
+    def smoothing_weights(
+        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
+    ) -> FloatArray:
+        """What a new smoother implements: its weights (K, B, M) before any shrinkage, arguments as `weight_blocks`."""
+
     def weight_blocks(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
@@ -256,6 +298,23 @@ class LinearSmoother(Baseline):
             visible_KBM: False where row i must not use column j: its own above all.
             ages_M: Steps ago that a column was sampled; 0 for the batch.
         """
+        w = self.smoothing_weights(tasks, columns_KM, n_rows, visible_KBM, ages_M)
+        return self._shrunk(w, visible_KBM, ages_M)
+
+    def _shrunk(self, w_KBM: FloatArray, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+        if self.shrinkage == 0:
+            return w_KBM
+        loo = normalise(np.broadcast_to(ages_M * np.log(self.decay), w_KBM.shape), visible_KBM)
+        return (1 - self.shrinkage) * w_KBM + self.shrinkage * loo
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore from `state_dict`, also that of a former ``shrunk`` around this smoother."""
+        super().load_state_dict(self._without_former_shrunk(state))
+
+    def _without_former_shrunk(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Of a former ``shrunk``, what the smoother inside it had learned, with the history that the outer one kept."""
+        inner = state.get("children", {}).get("smoother") if self._was_shrunk else None
+        return state if inner is None else inner | {k: state[k] for k in ("history",) if k in state}
 
     def weights(self, batch: Batch, history: History | None = None) -> FloatArray:
         """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is
@@ -293,6 +352,16 @@ class LinearSmoother(Baseline):
         return Prediction.of(batch, b_B, nothing_B)
 
 
+@register_former("shrunk")
+def _smoother_with_shrinkage(settings: dict[str, Any]) -> LinearSmoother:
+    """``(1 - amount) smoother + amount LOO``, which was a baseline around another before each had its shrinkage."""
+    smoother, amount = settings.get("smoother"), settings.get("amount", 0.5)
+    if not isinstance(smoother, LinearSmoother) or not isinstance(amount, int | float) or not 0 <= amount <= 1:
+        raise InputError(f"a 'shrunk' baseline needs a smoother and an amount in [0, 1], not {amount!r}")
+    smoother.shrinkage, smoother._was_shrunk = 1 - (1 - smoother.shrinkage) * (1 - amount), True
+    return smoother
+
+
 def _as_json(document: dict[str, Any]) -> bytes:
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
@@ -319,6 +388,7 @@ def copy_without_history(baseline: Baseline) -> Baseline:
     state = baseline.state_dict()
     _drop_history(state)
     clone.load_state_dict(state)
+    clone._given_label, clone._keeps_fit = baseline._given_label, baseline._keeps_fit
     return clone
 
 

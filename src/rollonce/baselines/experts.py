@@ -111,8 +111,7 @@ class ExpertMixture(Baseline):
             cost=max(t.cost for t in each),
         )
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """The rule and how many experts."""
         return f"{len(self.experts)} experts, {self.rule}"
 

@@ -59,8 +59,7 @@ class Grpo(Baseline):
         """Includes the own reward; needs groups."""
         return Tags(leave_one_out=False, self_inclusive=True, needs_groups=True)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """GRPO."""
         return "GRPO" if self.scale == "none" else "GRPO (std)"
 
@@ -100,8 +99,7 @@ class Rloo(Baseline):
         """Needs groups."""
         return Tags(needs_groups=True)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """RLOO."""
         return "RLOO"
 

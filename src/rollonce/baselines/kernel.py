@@ -15,7 +15,6 @@ from rollonce.baselines.base import LinearSmoother
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.large import LARGE, large_predict
 from rollonce.component import register
-from rollonce.errors import InputError
 from rollonce.features.column import CategoryColumn
 from rollonce.kernels import Buckets, Kernel, Same, Softmax, Uniform
 from rollonce.kernels.base import BoolArray
@@ -30,8 +29,7 @@ class KernelBaseline(LinearSmoother):
 
     Args:
         kernel: Weights from pre-rollout features; the published example, word TF-IDF at T = 0.1, by default.
-        shrinkage: Share of the leave-one-out mean, in [0, 1]: ``(1 - shrinkage) * kernel + shrinkage * LOO``.
-        window, decay: See `LinearSmoother`.
+        window, decay, shrinkage: See `LinearSmoother`.
 
     >>> from rollonce.baselines import Batch, KernelBaseline
     >>> prompts = ["add two and two", "add two and five", "prove the lemma", "prove the claim"]
@@ -43,24 +41,10 @@ class KernelBaseline(LinearSmoother):
     type: ClassVar[str] = "kernel"
     source: ClassVar[str] = "post 'You Only Rollout Once', method and appendix B"
     kernel: Kernel = field(default_factory=Softmax)
-    shrinkage: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.shrinkage <= 1:
-            raise InputError(f"shrinkage must be in [0, 1], not {self.shrinkage}")
-
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """The kernel and what was done to it."""
-        parts = [_describe(self.kernel)]
-        if self.shrinkage:
-            parts.append(f"{self.shrinkage:.2g} LOO")
-        if self.window:
-            parts.append(f"window {self.window}")
-        if self.decay < 1:
-            parts.append(f"decay {self.decay:.3g}")
-        return ", ".join(parts)
+        return self.describe_with(_describe(self.kernel))
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); for very large batches and windows block by block in float32 (see
@@ -74,17 +58,12 @@ class KernelBaseline(LinearSmoother):
         b, saw = large_predict(self.kernel, self.shrinkage, tasks, len(batch), rewards, recency)
         return Prediction.of(batch, np.where(saw, b, self.prior), ~saw)
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
         log_w = self.kernel.log_weights(tasks, columns_KM[:, :n_rows], columns_KM, visible_KBM)
-        recency = ages_M * np.log(self.decay)
-        w = normalise(log_w + recency if self.decay < 1 else log_w, visible_KBM)
-        if self.shrinkage > 0:
-            plain = normalise(np.broadcast_to(recency, w.shape), visible_KBM)
-            w = (1 - self.shrinkage) * w + self.shrinkage * plain
-        return w
+        return normalise(log_w + ages_M * np.log(self.decay) if self.decay < 1 else log_w, visible_KBM)
 
 
 def _describe(kernel: Kernel) -> str:
@@ -125,10 +104,9 @@ class LeaveOneOut(LinearSmoother):
         "post 'You Only Rollout Once', appendix B; leave-one-out form of FlashREINFORCE (Hu et al. 2026)"
     )
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """LOO mean."""
-        return f"LOO mean, window {self.window}" if self.window else "LOO mean"
+        return self.describe_with("LOO mean")
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mean of the others (B,), without a table of weights where that would be large."""
@@ -139,7 +117,7 @@ class LeaveOneOut(LinearSmoother):
             batch, self.history if history is None else history
         )
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M): equal, or by recency where there is decay."""

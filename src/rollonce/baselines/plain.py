@@ -28,8 +28,7 @@ class NoBaseline(Baseline):
         """Knows nothing, so it follows no shift."""
         return Tags(shift_equivariant=False, neutral=False)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """No baseline."""
         return "no baseline"
 
@@ -55,8 +54,7 @@ class Constant(Baseline):
         """Follows neither shift nor scale."""
         return Tags(shift_equivariant=False, scale_equivariant=False, neutral=False)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """The value."""
         return f"constant {self.value:g}"
 
@@ -82,8 +80,7 @@ class FlashReinforce(Baseline):
         """Includes the own reward by definition."""
         return Tags(leave_one_out=False, self_inclusive=True)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Its name in the literature."""
         return "FlashREINFORCE batch mean"
 
@@ -118,8 +115,7 @@ class ReinforcePlusPlus(FlashReinforce):
     type: ClassVar[str] = "reinforce++"
     source: ClassVar[str] = "REINFORCE++, Hu et al. 2025"
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Its name in the literature."""
         return "REINFORCE++ (whitened)"
 

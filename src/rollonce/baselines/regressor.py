@@ -54,12 +54,11 @@ class Ridge(LinearSmoother):
         """Neutral over the *history* rows it learned from, which is not the leave-one-out mean of all rows visible."""
         return Tags(windowed=True, needs_history=True, neutral=False, cost=Cost.SOLVE)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Ridge and its window."""
-        return f"ridge critic, window {self.window}"
+        return self.describe_with("ridge critic")
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M): zero on the batch's columns, unless there is no history."""
@@ -153,8 +152,7 @@ class BoostedTrees(Baseline):
             cost=Cost.MODEL_FIT,
         )
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Boosted trees and their window."""
         return f"boosted-trees critic, window {self.window}"
 

@@ -24,8 +24,8 @@ import numpy as np
 from rollonce.baselines.base import Cost, LinearSmoother, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.evidence import JITTER, fit_shares
-from rollonce.baselines.kriging import EXACT_UP_TO, residual_precision
-from rollonce.baselines.sharing import fit_once, leave_out_rows, pool, shared_blocks, unpool
+from rollonce.baselines.kriging_solver import kriging_weights, leave_out_rows, residual_precision
+from rollonce.baselines.sharing import fit_once, pool, unpool
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
@@ -164,10 +164,9 @@ class SelfTuning(LinearSmoother):
             cost=Cost.SOLVE,
         )
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Self-tuning and its window."""
-        return "self-tuning" + (f", window {self.window}" if self.window else "")
+        return self.describe_with("self-tuning")
 
     @property
     def shares_K1(self) -> FloatArray:
@@ -176,10 +175,9 @@ class SelfTuning(LinearSmoother):
         shares = self._learned if self._learned is not None else self._given
         return shares if shares is not None else np.append(np.zeros(len(self.kernels)), 1.0)
 
-    def fit(self, prompts: Sequence[str] | Tasks) -> Self:
+    def fit_tasks(self, tasks: Tasks) -> None:
         """Fit features on prompts, and measure how much each kernel varies over them; one that does not is left out
         from then on."""
-        tasks = as_tasks(prompts)
         usable = fit_once(self.kernels, tasks)
         some = tasks
         if len(tasks) > _SPREAD_ROWS:
@@ -191,7 +189,6 @@ class SelfTuning(LinearSmoother):
             spread.append(float(np.trace(c) / len(c) - c.mean()))
         self.spread_K = np.array(spread)
         self._given = self._learned = self._table = None
-        return self
 
     def fit_rewards(self, tasks: Sequence[str] | Tasks, rewards: Sequence[float] | FloatArray) -> Self:
         """Fit the shares on one reward each of other tasks than those to be judged. Returns itself.
@@ -318,34 +315,32 @@ class SelfTuning(LinearSmoother):
                 c += share / spread * kernel.covariance(tasks, columns_KM, columns_KM)
         return c
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`. Blocks in a row that see the same tasks share one solve."""
         if not len(self.spread_K):
             raise InputError("this self_tuning baseline was not fitted; call fit(prompts) first (or load a saved one)")
         n_blocks, n_columns = columns_KM.shape
-        out = np.zeros((n_blocks, n_rows, n_columns))
-        if n_columns > max(EXACT_UP_TO, n_rows):
-            keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - (EXACT_UP_TO - n_rows), n_columns)])
-            out[:, :, keep] = self.weight_blocks(
-                tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep]
-            )
-            return out
         small = tasks.index_N is None and len(tasks) <= FULL_MATRIX_UP_TO
         if small and n_blocks * n_columns**2 > len(tasks) ** 2 and (self._table is None or self._table[0] is not tasks):
             self._table = (tasks, self._sum(tasks, np.arange(len(tasks))[None])[0])
-        for start, stop, place_KM in shared_blocks(columns_KM, self.decay == 1, max(1, 4_000_000 // n_columns**2)):
-            p = residual_precision(
-                self.covariance(tasks, columns_KM[start : start + 1 if place_KM is not None else stop], ages_M)
-            )
-            out[start:stop] = leave_out_rows(p, n_rows, visible_KBM[start:stop], place_KM)
-        return out
+        return kriging_weights(
+            lambda columns_KM, ages_M: self.covariance(tasks, columns_KM, ages_M),
+            columns_KM,
+            n_rows,
+            visible_KBM,
+            ages_M,
+            age_matters=self.decay < 1,
+        )
 
     def _weights(self, batch: Batch, window: History) -> FloatArray:
         if self.noise == "constant" or not len(window) or not len(batch):
             return super()._weights(batch, window)
-        return bernoulli_weights(self, batch, window)
+        w = bernoulli_weights(self, batch, window)
+        visible = ~np.eye(len(batch), len(batch) + len(window), dtype=bool)
+        ages = np.concatenate([np.zeros(len(batch), np.int64), window.ages_H])
+        return self._shrunk(w[None], visible[None], ages)[0]
 
     # ------------------------------------------------------------------ state
 
@@ -369,7 +364,8 @@ class SelfTuning(LinearSmoother):
         self._given, self._learned = self._checked(state.get("shares")), self._checked(past.get("shares"))
         if len(self.spread_K) not in (0, len(self.kernels)) or not np.isfinite(self.spread_K).all():
             raise InputError(f"a state of {len(self.kernels)} kernels needs as many finite spreads")
-        self._history = History.from_state(past["rows"]) if "rows" in past else None
+        rows = past.get("rows", past if "prompts" in past else None)  # the latter from a former ``shrunk`` around it
+        self._history = None if rows is None else History.from_state(rows)
         self._steps, self._table = int(past.get("steps", 0)), None
 
     def state_dict(self) -> dict[str, Any]:
@@ -378,7 +374,7 @@ class SelfTuning(LinearSmoother):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it."""
-        super().load_state_dict(unpool(state))
+        super().load_state_dict(unpool(self._without_former_shrunk(state)))
 
     def _checked(self, shares: Sequence[float] | None) -> FloatArray | None:
         if shares is None:

@@ -52,8 +52,7 @@ class Tracker(Baseline):
             needs_repeats=True, needs_history=True, neutral=False, shift_equivariant=free, scale_equivariant=free
         )
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Its name in the literature."""
         return f"per-task tracker (d={self.discount:g})"
 
@@ -126,8 +125,7 @@ class Oracle(Baseline):
         """Needs extra rollouts; follows no change of the batch."""
         return Tags(needs_repeats=True, neutral=False, shift_equivariant=False, scale_equivariant=False)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Oracle."""
         return "oracle (true mean)"
 

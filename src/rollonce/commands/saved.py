@@ -14,11 +14,4 @@ def load_saved(path: str) -> Baseline:
     Raises:
         InputError: if it is no baseline file.
     """
-    baseline = Baseline.load(path)
-    label = Path(path).stem
-    baseline.__class__ = type(
-        type(baseline).__name__,
-        (type(baseline),),
-        {"label": property(lambda self: label), "fit": lambda self, prompts: self, "__doc__": type(baseline).__doc__},
-    )
-    return baseline
+    return Baseline.load(path).named(Path(path).stem, keep_fit=True)

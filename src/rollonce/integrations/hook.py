@@ -322,7 +322,7 @@ class AdvantageHook:
             raise InputError(
                 f"advantage state of version {state.get('version')!r}; this rollonce reads version {STATE_VERSION}"
             )
-        if state["config"] != json.loads(json.dumps(self.baseline.config())):
+        if not _same_settings(state["config"], self.baseline):
             raise InputError(
                 f"the checkpoint's history is of another baseline ({state['config'].get('type')!r}, or other settings "
                 f"of it) than {self.baseline.label}; resume with the one that it was trained with"
@@ -397,6 +397,14 @@ def _give_window(component: Component, window: int) -> None:
         _give_window(child, window)
     if isinstance(component, LinearSmoother) and component.window == 0:
         component.window = max([c.window for c in children if isinstance(c, LinearSmoother)], default=window)
+
+
+def _same_settings(config: dict[str, Any], baseline: Baseline) -> bool:
+    """Whether a checkpoint's configuration, perhaps an older version's with fewer settings, builds this baseline."""
+    try:
+        return config == json.loads(json.dumps(baseline.config())) or from_config(config).config() == baseline.config()
+    except InputError:
+        return False
 
 
 def _batch_state(batch: Batch) -> dict[str, Any]:

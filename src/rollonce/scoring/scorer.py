@@ -24,7 +24,6 @@ from rollonce.baselines import (
     LeaveOneOut,
     LinearSmoother,
     Oracle,
-    Shrunk,
 )
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
@@ -137,9 +136,7 @@ class Scorer:
     def _is_dear(self, baseline: Baseline, window: int) -> bool:
         """A solve over more than 128 rows for each batch, unless every batch sees all tasks (then one solve serves
         all)."""
-        plain = isinstance(baseline, KernelBaseline | LeaveOneOut) or (
-            isinstance(baseline, Shrunk) and isinstance(baseline.smoother, KernelBaseline | LeaveOneOut)
-        )
+        plain = isinstance(baseline, KernelBaseline | LeaveOneOut)
         return window > 128 and not plain and (self.batch_size + window < self.n_tasks or baseline.type != "kriging")
 
     def _draw(self, rng: np.random.Generator, n_batches: int, window: int) -> IntArray:

@@ -41,8 +41,7 @@ class CallableBaseline(Baseline):
         """Leave-one-out; the rest is not asked of a plain function."""
         return Tags(shift_equivariant=False, scale_equivariant=False, neutral=False)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """The function's name."""
         return getattr(self.fn, "__qualname__", type(self.fn).__name__)
 

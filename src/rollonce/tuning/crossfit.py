@@ -103,12 +103,11 @@ class CrossFitted(LinearSmoother, _ByFold):
         """As its parts."""
         return self.parts[0].tags
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """As its parts."""
         return self.parts[0].label
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M)."""
@@ -138,8 +137,7 @@ class CrossFittedAny(Baseline, _ByFold):
         """As its parts."""
         return self.parts[0].tags
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """As its parts."""
         return self.parts[0].label
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.baselines import Kriging, LeaveOneOut, LinearSmoother, Shrunk
+from rollonce.baselines import Kriging, LeaveOneOut, LinearSmoother
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import Scorer
 from rollonce.tuning.space import Bank, Space
@@ -124,7 +124,7 @@ def build(space: Space, ask: Any, objective: Objective) -> LinearSmoother:
 
 
 def _solves(baseline: LinearSmoother) -> bool:
-    return isinstance(baseline, Kriging) or (isinstance(baseline, Shrunk) and isinstance(baseline.smoother, Kriging))
+    return isinstance(baseline, Kriging)
 
 
 def _by_task(e_KB: FloatArray, rows_KB: IntArray, n: int) -> FloatArray:

@@ -66,12 +66,11 @@ class PerTarget(LinearSmoother):
     def __post_init__(self) -> None:
         self.window = max(e.window for e in self.experts)
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Its name."""
         return self.name
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: np.ndarray, ages_M: IntArray
     ) -> FloatArray:
         """Not used: `FoldScorer` asks the experts."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollonce.baselines import KernelBaseline, Kriging, LinearSmoother, Shrunk
+from rollonce.baselines import KernelBaseline, Kriging, LinearSmoother
 from rollonce.component import from_config
 from rollonce.features import CategoryColumn, Embedding, Feature, LogLength, NumberColumn, Tfidf
 from rollonce.kernels import Buckets, Cosine, Kernel, Mixture, Nearest, Product, Rbf, Same, Softmax
@@ -105,13 +105,12 @@ class Space:
             if window:
                 decay = ask.choice("decay", [1.0, 0.98, 0.95, 0.9])
         shrinkage = ask.real("shrinkage", 0.0, 1.0)
+        shrinkage = shrinkage if shrinkage > 0.02 else 0.0
         if family == "kriging":
             kernels, variances = self._covariances(ask, bank)
-            smoother = Kriging(kernels, variances, ask.real("nugget", 1e-3, 10.0, log=True), window=window, decay=decay)
-            return Shrunk(smoother, shrinkage) if shrinkage > 0.02 else smoother
-        return KernelBaseline(
-            self._kernel(family, ask, bank), shrinkage if shrinkage > 0.02 else 0.0, window=window, decay=decay
-        )
+            nugget = ask.real("nugget", 1e-3, 10.0, log=True)
+            return Kriging(kernels, variances, nugget, window=window, decay=decay, shrinkage=shrinkage)
+        return KernelBaseline(self._kernel(family, ask, bank), window=window, decay=decay, shrinkage=shrinkage)
 
     def _kernel(self, family: str, ask: Ask, bank: Bank) -> Kernel:
         if family == "softmax":

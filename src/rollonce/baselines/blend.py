@@ -1,53 +1,18 @@
-"""Any linear smoother pulled towards the leave-one-out mean, and any smoothers mixed in fixed shares."""
+"""Linear smoothers mixed in fixed shares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from rollonce.baselines.base import LinearSmoother, Tags
-from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
-
-
-@register
-@dataclass
-class Shrunk(LinearSmoother):
-    """``(1 - amount) * smoother + amount * LOO``: safer where the features may carry nothing."""
-
-    type: ClassVar[str] = "shrunk"
-    smoother: LinearSmoother = field(default_factory=KernelBaseline)
-    amount: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount <= 1:
-            raise InputError(f"shrinkage must be in [0, 1], not {self.amount}")
-        _own_window(self, self.smoother.window, self.smoother.decay)
-        super().__post_init__()
-
-    @property
-    def tags(self) -> Tags:
-        """As what is shrunk."""
-        return self.smoother.tags
-
-    @property
-    def label(self) -> str:
-        """What is shrunk, and how far."""
-        return f"{self.smoother.label}, {self.amount:.2g} LOO"
-
-    def weight_blocks(
-        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
-    ) -> FloatArray:
-        """(K, B, M)."""
-        plain = LeaveOneOut(window=self.window, decay=self.decay)
-        args = (tasks, columns_KM, n_rows, visible_KBM, ages_M)
-        return (1 - self.amount) * self.smoother.weight_blocks(*args) + self.amount * plain.weight_blocks(*args)
 
 
 @register
@@ -75,7 +40,10 @@ class Blend(LinearSmoother):
                 f"a blend of {len(self.smoothers)} smoothers needs as many shares >= 0, not all zero; got "
                 f"{list(self.shares)}"
             )
-        _own_window(self, max(s.window for s in self.smoothers), 1.0)
+        window = max(s.window for s in self.smoothers)
+        if self.window not in (0, window) or self.decay != 1:  # they would be ignored
+            raise InputError(f"blend takes window and decay from its parts (here a window of {window}); set them there")
+        self.window = window
         super().__post_init__()
 
     @property
@@ -89,8 +57,7 @@ class Blend(LinearSmoother):
             cost=max(s.tags.cost for s in self.smoothers),
         )
 
-    @property
-    def label(self) -> str:
+    def describe(self) -> str:
         """Its largest parts."""
         top = sorted(zip(self.shares, self.smoothers, strict=True), key=lambda p: -p[0])[:2]
         return (
@@ -100,7 +67,7 @@ class Blend(LinearSmoother):
             + ")"
         )
 
-    def weight_blocks(
+    def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M)."""
@@ -117,12 +84,3 @@ class Blend(LinearSmoother):
             present += share / sum(self.shares) * part.any(axis=-1, keepdims=True)
         # A part that sees nothing (no window, and a batch of one) leaves its share to the others.
         return np.divide(total, present, out=total, where=present > 0)
-
-
-def _own_window(mixed: LinearSmoother, window: int, decay: float) -> None:
-    """Window and decay come from the parts; others given here would be ignored, so they are refused."""
-    if mixed.window not in (0, window) or mixed.decay not in (1.0, decay):
-        raise InputError(
-            f"{mixed.type} takes window and decay from its parts (here {window} and {decay:g}); set them there"
-        )
-    mixed.window, mixed.decay = window, decay
