@@ -47,6 +47,15 @@ class Component:
     """Base of features, kernels and baselines; subclasses are dataclasses."""
 
     type: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    symbols: ClassVar[dict[str, str]] = {}
+
+    def describe(self) -> str:
+        """A few words for tables: ``title`` (or the type), the parts, and the settings named in ``symbols``."""
+        inside = [part.describe() for part in self.children().values()]
+        inside += [f"{symbol}={getattr(self, setting):.3g}" for setting, symbol in self.symbols.items()]
+        name = self.title or self.type
+        return f"{name} {', '.join(inside)}" if inside else name
 
     def config(self) -> dict[str, Any]:
         """The settings as plain JSON, with nested components expanded and ``type`` first."""

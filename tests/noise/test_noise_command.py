@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("reasoning_gym")
 
-from rollonce.baselines import family_mean  # noqa: E402
+from rollonce.baselines import NoBaseline, family_mean  # noqa: E402
 from rollonce.cli import main  # noqa: E402
 
 SMALL = ["noise", "--n-tasks", "16", "-G", "3", "-B", "4", "--window", "8", "--batches", "200"]
@@ -68,7 +68,7 @@ def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypat
     assert rows["mine"]["ratio"] == rows["same family"]["ratio"]
     assert rows["LOO mean"]["ratio"] == {"value": 1, "low": 1, "high": 1}
     assert rows["FlashREINFORCE batch mean"]["scored_as"] == "LOO mean"
-    assert {"no baseline", "constant 0.5", "Kriging", "same family+level", "oracle (true mean)"} <= set(rows)
+    assert {NoBaseline().label, "constant 0.5", "Kriging", "same family+level", "oracle (true mean)"} <= set(rows)
     assert out["gradients"]["on_policy"]["max_abs_log_ratio"] < 1e-3
     assert out["lagged"]["gradients"]["on_policy"]["mean_abs_log_ratio"] > 1e-3
     assert out["lagged"]["gradients"]["on_policy"]["effective_share"] < 0.9999

@@ -17,6 +17,7 @@ from rollonce.noise.quantities import Design
 from rollonce.rollouts import Rollouts
 
 B = 4
+NONE = NoBaseline().label
 
 
 def rows_of(report):
@@ -54,7 +55,7 @@ def agrees(values, truth, sigmas=4.0):
 def test_noise_is_unbiased_against_closed_forms(many):
     rows = [rows_of(r) for r in many]
     agrees([r["LOO mean"].noise for r in rows], BANDIT.loo_noise(B))
-    agrees([r["no baseline"].noise for r in rows], BANDIT.constant_noise(0.0, B))
+    agrees([r[NONE].noise for r in rows], BANDIT.constant_noise(0.0, B))
     agrees([r["constant 0.3"].noise for r in rows], BANDIT.constant_noise(0.3, B))
     agrees([r["oracle (true mean)"].noise for r in rows], BANDIT.oracle_noise(B))
 
@@ -94,16 +95,16 @@ def test_squared_advantages_are_the_identity(many):
     mse_loo = tau2 * B / (B - 1) + BANDIT.s2 / (B - 1)
     assert BANDIT.reward_variance * B / (B - 1) == pytest.approx(BANDIT.s2 + mse_loo)
     # A ratio of means is biased by the order of 1/N: 1% here.
-    assert np.mean([r["no baseline"].predicted.value for r in rows]) == pytest.approx(
+    assert np.mean([r[NONE].predicted.value for r in rows]) == pytest.approx(
         (BANDIT.s2 + mse_none) / (BANDIT.s2 + mse_loo), rel=0.05
     )
-    closed = [r["no baseline"].predicted_closed / r["no baseline"].predicted.value for r in rows]
+    closed = [r[NONE].predicted_closed / r[NONE].predicted.value for r in rows]
     assert np.mean(closed) == pytest.approx(1, abs=0.03)
 
 
 def test_intervals_cover():
-    """Log ratio of "no baseline" and of the kind's mean to LOO: 95% intervals hold the truth in at least 88 of 100
-    samples."""
+    """Log ratio of REINFORCE without a baseline and of the kind's mean to LOO: 95% intervals hold the truth in at least
+    88 of 100 samples."""
     rng = np.random.default_rng(2)
     kind = rng.integers(3, size=(300_000, B))
     right = (rng.random(kind.shape) < BANDIT.p_M[kind]).astype(float)
@@ -113,7 +114,7 @@ def test_intervals_cover():
     mean = np.where(same.any(axis=2), np.einsum("kij,kj->ki", same, right) / np.maximum(same.sum(axis=2), 1), loo)
     x = ((right - mean)[:, :, None] * scores).mean(axis=1)
     truth = {
-        "no baseline": BANDIT.constant_noise(0.0, B) / BANDIT.loo_noise(B),
+        NONE: BANDIT.constant_noise(0.0, B) / BANDIT.loo_noise(B),
         "same kind": x.var(axis=0).sum() / BANDIT.loo_noise(B),
     }
     found = {label: 0 for label in truth}
@@ -147,7 +148,7 @@ def test_measured_is_predicted_where_the_approximations_hold():
     ratio = {r.label: r.ratio.value for r in report.rows}
     # s2 = .16, tau2 = .09; LOO: .25 * 8 / 7.
     assert ratio["oracle (true mean)"] == pytest.approx(0.16 / (0.25 * 8 / 7), rel=0.1)
-    assert ratio["no baseline"] == pytest.approx(0.5 / (0.25 * 8 / 7), rel=0.1)
+    assert ratio[NONE] == pytest.approx(0.5 / (0.25 * 8 / 7), rel=0.1)
     # Tasks' gradients do not differ (they are zero), so groups lose nothing by seeing fewer tasks: E[A^2] = s2 G / (G -
     # 1).
     for group in report.groups:
@@ -165,14 +166,14 @@ def test_no_baseline_beats_its_prediction_where_wrong_answers_have_long_gradient
     rows = rows_of(report)
     # E[r |g|^2] = p, E|g|^2 = p + 9 (1 - p), p = .5 in the mean: factor 1/5. A constant half has A^2 = 1/4 always:
     # factor 1.
-    assert rows["no baseline"].norm.value == pytest.approx(0.2, rel=0.1)
+    assert rows[NONE].norm.value == pytest.approx(0.2, rel=0.1)
     assert rows["constant 0.5"].norm.value == pytest.approx(1, abs=1e-9)
-    assert rows["no baseline"].gap.high < 0.5
-    assert rows["no baseline"].ratio.high < 1 < rows["no baseline"].predicted.low
+    assert rows[NONE].gap.high < 0.5
+    assert rows[NONE].ratio.high < 1 < rows[NONE].predicted.low
     assert report.approximations.norm_good_to_bad == pytest.approx(1 / 9)
     assert report.approximations.norm_reward_correlation == pytest.approx(-1)
     # The gap is the norms' doing, and said to be.
-    assert rows["no baseline"].norm_to_loo.value == pytest.approx(rows["no baseline"].gap.value, rel=0.05)
+    assert rows[NONE].norm_to_loo.value == pytest.approx(rows[NONE].gap.value, rel=0.05)
 
 
 def test_cross_covariance_is_seen():
@@ -334,7 +335,7 @@ def test_default_baselines_and_the_joint_column():
     labels = [b.label for b in chosen]
     assert len(set(labels)) == len(labels)
     for label in (
-        "no baseline",
+        NONE,
         "LOO mean",
         "LOO mean, window 32",
         "same family+level",

@@ -133,7 +133,7 @@ def test_watch_interval_is_the_jackknife_over_steps_by_hand():
     none = np.array([2.0, 2.0, 1.0, 3.0])
     rest = np.log((loo.sum() - loo) / (none.sum() - none))
     se = np.sqrt(3 / 4 * ((rest - rest.mean()) ** 2).sum())
-    score = next(s for s in w.scores() if s.label == "no baseline")
+    score = next(s for s in w.scores() if s.label == "REINFORCE without a baseline")
     assert score.ratio.value == pytest.approx(loo.sum() / none.sum())
     assert np.log(score.ratio.high / score.ratio.value) == pytest.approx(scipy.stats.t.ppf(0.975, 3) * se)
 

@@ -3,6 +3,7 @@
 from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags, copy_without_history
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.blend import Blend
+from rollonce.baselines.catalogue import named_baseline
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import (
@@ -44,6 +45,7 @@ __all__ = [
     "Tracker",
     "copy_without_history",
     "family_mean",
+    "named_baseline",
     "published_length_buckets",
     "published_tfidf",
 ]

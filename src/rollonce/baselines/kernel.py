@@ -44,7 +44,7 @@ class KernelBaseline(LinearSmoother):
 
     def describe(self) -> str:
         """The kernel and what was done to it."""
-        return self.describe_with(_describe(self.kernel))
+        return self.describe_with(self.kernel.describe())
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); for very large batches and windows block by block in float32 (see
@@ -64,34 +64,6 @@ class KernelBaseline(LinearSmoother):
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
         log_w = self.kernel.log_weights(tasks, columns_KM[:, :n_rows], columns_KM, visible_KBM)
         return normalise(log_w + ages_M * np.log(self.decay) if self.decay < 1 else log_w, visible_KBM)
-
-
-def _describe(kernel: Kernel) -> str:
-    config = kernel.config()
-    name = {"nearest": "kNN", "rbf": "RBF", "uniform": "LOO"}.get(kernel.type, kernel.type)
-    parts = getattr(kernel, "kernels", None)
-    if parts:
-        return f"{name}({' + '.join(_describe(k) for k in parts)})"
-    feature = config.get("feature")
-    inside = []
-    if feature:
-        text = {"tfidf": "TF-IDF", "log_length": "log length"}.get(
-            feature["type"], str(feature.get("name") or feature["type"])
-        )
-        if feature["type"] == "tfidf":
-            low, high = feature["ngrams"]
-            text = (
-                ("" if feature["analyzer"] == "word" else feature["analyzer"] + " ")
-                + text
-                + (f" {low}-{high}" if high > 1 else "")
-            )
-            text += " sublinear" if feature["sublinear"] else ""
-            text += " skeleton" if feature["skeleton"] else ""
-        inside.append(text)
-    for key, symbol in (("temperature", "T"), ("k", "k"), ("length_scale", "l"), ("n", "n")):
-        if key in config:
-            inside.append(f"{symbol}={config[key]:.3g}")
-    return f"{name} {', '.join(inside)}" if inside else name
 
 
 @register

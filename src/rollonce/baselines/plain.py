@@ -29,8 +29,8 @@ class NoBaseline(Baseline):
         return Tags(shift_equivariant=False, neutral=False)
 
     def describe(self) -> str:
-        """No baseline."""
-        return "no baseline"
+        """Plain REINFORCE."""
+        return "REINFORCE without a baseline"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """Zeros (B,)."""

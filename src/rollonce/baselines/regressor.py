@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -161,14 +161,14 @@ class BoostedTrees(Baseline):
         """The window."""
         return self.window
 
-    def fit(self, prompts: Sequence[str] | Tasks) -> Self:
+    def fit_tasks(self, tasks: Tasks) -> None:
         """As of any baseline; a missing scikit-learn is said here, before anything is computed.
 
         Raises:
             MissingExtraError: naming the extra.
         """
         _histogram_boosting()
-        return super().fit(prompts)
+        super().fit_tasks(tasks)
 
     def _train(self, history: History) -> tuple | None:
         if len(history) < self.min_rows:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollonce.baselines import SelfTuning
+from rollonce.baselines.catalogue import board_baselines
 from rollonce.commands.saved import load_saved
 from rollonce.commands.terminal import Bars
 from rollonce.errors import InputError
 from rollonce.reports.check import provenance_lines
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, check_scorable, default_baselines, group_scores, score_rollouts
+from rollonce.scoring import Board, check_scorable, group_scores, score_rollouts
 from rollonce.tuning.crossfit import crossfit_score
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -69,7 +70,7 @@ def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, i
     baselines, notes = None, []
     if settings.saved:
         saved = [load_saved(path) for path in settings.saved]
-        baselines = [*default_baselines(table.tasks, settings.window), *saved]
+        baselines = [*board_baselines(table.tasks, settings.window), *saved]
         for path, baseline in zip(settings.saved, saved, strict=True):
             lines = provenance_lines(baseline.provenance)
             notes.append(

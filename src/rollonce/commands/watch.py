@@ -133,12 +133,12 @@ def _no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
 def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
     """What can run along at one rollout per task, fitted on these prompts."""
     from rollonce.baselines import BoostedTrees
+    from rollonce.baselines.catalogue import board_baselines
     from rollonce.commands.saved import load_saved
-    from rollonce.scoring import default_baselines
 
     chosen = [
         b
-        for b in default_baselines(tasks, args.window)
+        for b in board_baselines(tasks, args.window)
         if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))
     ]
     return [b.fit(tasks) for b in [*chosen, *map(load_saved, args.baseline)]]

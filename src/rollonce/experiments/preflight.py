@@ -13,7 +13,8 @@ import numpy as np
 
 from rollonce import reference
 from rollonce.baselines import Baseline, Batch, KernelBaseline
-from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of, tfidf_temperature
+from rollonce.baselines.catalogue import tfidf_temperature
+from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of
 from rollonce.experiments.datums import (
     Comparison,
     Datum,

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rollonce import reference
-from rollonce.experiments.advantages import LENGTH_BUCKETS, tfidf_temperature
+from rollonce.baselines.catalogue import tfidf_temperature
+from rollonce.experiments.advantages import LENGTH_BUCKETS
 from rollonce.rollouts import FloatArray, IntArray
 
 

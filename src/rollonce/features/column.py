@@ -25,6 +25,10 @@ class NumberColumn(Feature):
     center_: float = field(default=0.0, init=False)
     scale_: float = field(default=1.0, init=False)
 
+    def describe(self) -> str:
+        """The column's name."""
+        return self.name or self.type
+
     def __post_init__(self) -> None:
         check_column_name(self.name)
 
@@ -67,6 +71,10 @@ class CategoryColumn(Feature):
 
     type: ClassVar[str] = "category_column"
     name: str = "family"
+
+    def describe(self) -> str:
+        """The column's name."""
+        return self.name or self.type
 
     def __post_init__(self) -> None:
         check_column_name(self.name)

@@ -19,6 +19,7 @@ class LogLength(Feature):
     baseline."""
 
     type: ClassVar[str] = "log_length"
+    title: ClassVar[str] = "log length"
 
     def compute(self, tasks: Tasks) -> FloatArray:
         """(N, 1) float64."""

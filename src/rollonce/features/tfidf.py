@@ -63,6 +63,13 @@ class Tfidf(Feature):
             )
         self.ngrams = (low, high)
 
+    def describe(self) -> str:
+        """TF-IDF and what differs from single words."""
+        kind = "" if self.analyzer == "word" else f"{self.analyzer} "
+        low, high = self.ngrams
+        lengths = f" {low}-{high}" if high > 1 else ""
+        return f"{kind}TF-IDF{lengths}{' sublinear' if self.sublinear else ''}{' skeleton' if self.skeleton else ''}"
+
     def terms(self, prompt: str) -> Iterable[str]:
         """The terms of one prompt in order, as scikit-learn's analyzers give them."""
         text = prompt.lower()

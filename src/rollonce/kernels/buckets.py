@@ -28,6 +28,7 @@ class Buckets(Kernel):
     """
 
     type: ClassVar[str] = "buckets"
+    symbols: ClassVar[dict[str, str]] = {"n": "n"}
     pairwise: ClassVar[bool] = False
     feature: Feature = field(default_factory=LogLength)
     n: int = 5

@@ -19,6 +19,10 @@ def _check(kernels: Sequence[Kernel], what: str) -> None:
         raise InputError(f"a {what} needs at least one kernel")
 
 
+def _sum_of(kernel: Product | Mixture) -> str:
+    return f"{kernel.type}({' + '.join(k.describe() for k in kernel.kernels)})"
+
+
 @register
 @dataclass
 class Product(Kernel):
@@ -30,6 +34,10 @@ class Product(Kernel):
     def __post_init__(self) -> None:
         _check(self.kernels, "product")
         self.pairwise = all(k.pairwise for k in self.kernels)  # type: ignore[misc]
+
+    def describe(self) -> str:
+        """Its parts."""
+        return _sum_of(self)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """(K, B, M) float64."""
@@ -68,6 +76,10 @@ class Mixture(Kernel):
                 f"a mixture of {len(self.kernels)} kernels needs as many shares >= 0, not all zero; got "
                 f"{list(self.shares)}"
             )
+
+    def describe(self) -> str:
+        """Its parts."""
+        return _sum_of(self)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """(K, B, M) float64."""

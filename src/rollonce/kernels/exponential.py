@@ -30,6 +30,7 @@ class Exponential(Kernel):
     """
 
     type: ClassVar[str] = "exponential"
+    symbols: ClassVar[dict[str, str]] = {"length_scale": "l"}
     feature: Feature = field(default_factory=Tfidf)
     length_scale: float = 1.0
     metric: Literal["euclidean", "cityblock"] = "euclidean"

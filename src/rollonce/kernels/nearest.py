@@ -26,6 +26,8 @@ class Nearest(Kernel):
     """
 
     type: ClassVar[str] = "nearest"
+    title: ClassVar[str] = "kNN"
+    symbols: ClassVar[dict[str, str]] = {"k": "k"}
     pairwise: ClassVar[bool] = False
     feature: Feature = field(default_factory=Tfidf)
     k: int = 8

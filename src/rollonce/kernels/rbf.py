@@ -19,6 +19,8 @@ class Rbf(Kernel):
     """``w_ij = exp(-|x_i - x_j|^2 / (2 l^2))`` with length scale ``l`` in the feature's unit."""
 
     type: ClassVar[str] = "rbf"
+    title: ClassVar[str] = "RBF"
+    symbols: ClassVar[dict[str, str]] = {"length_scale": "l"}
     feature: Feature = field(default_factory=LogLength)
     length_scale: float = 0.3
 

@@ -27,6 +27,7 @@ class Softmax(Kernel):
     """
 
     type: ClassVar[str] = "softmax"
+    symbols: ClassVar[dict[str, str]] = {"temperature": "T"}
     feature: Feature = field(default_factory=Tfidf)
     temperature: float = 0.1
 

@@ -18,6 +18,7 @@ class Uniform(Kernel):
     """``w_ij = 1``."""
 
     type: ClassVar[str] = "uniform"
+    title: ClassVar[str] = "LOO"
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """(K, B, M) zeros."""

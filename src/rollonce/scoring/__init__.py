@@ -1,6 +1,6 @@
 """Scoring: moments, effective batch sizes, intervals."""
 
-from rollonce.scoring.board import Board, default_baselines, score_rollouts
+from rollonce.scoring.board import Board, score_rollouts
 from rollonce.scoring.groups import GroupScore, dead_group_fraction, group_scores
 from rollonce.scoring.moments import Estimate, Moments, loo_b_eff, moments
 from rollonce.scoring.scorer import Score, Scorer, check_scorable
@@ -17,7 +17,6 @@ __all__ = [
     "Watcher",
     "check_scorable",
     "dead_group_fraction",
-    "default_baselines",
     "group_scores",
     "loo_b_eff",
     "moments",

@@ -8,27 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.baselines import (
-    Baseline,
-    BoostedTrees,
-    Constant,
-    FlashReinforce,
-    KernelBaseline,
-    Kriging,
-    LeaveOneOut,
-    NoBaseline,
-    Oracle,
-    ReinforcePlusPlus,
-    Ridge,
-    Tracker,
-    family_mean,
-    published_tfidf,
-)
+from rollonce.baselines import Baseline, LeaveOneOut, published_tfidf
+from rollonce.baselines.catalogue import board_baselines
 from rollonce.errors import InputError
-from rollonce.features import LogLength, Tfidf
 from rollonce.files import plain_json
-from rollonce.kernels import Buckets, Nearest, Rbf, Softmax
-from rollonce.rollouts import Rollouts, Tasks
+from rollonce.rollouts import Rollouts
 from rollonce.scoring.groups import GroupScore, group_scores
 from rollonce.scoring.moments import Moments, loo_b_eff, moments
 from rollonce.scoring.scorer import Score, Scorer, check_scorable
@@ -80,41 +64,6 @@ class Board:
         return plain_json(self)
 
 
-def default_baselines(tasks: Tasks, window: int = 512) -> list[Baseline]:
-    """The baselines of `rollonce score`, unfitted: plain ones, the published examples, relatives, and their windowed
-    forms.
-
-    A declared column becomes a "same column" baseline of its own. With ``window=0`` there is no history: no windowed
-    form and no critic.
-    """
-    families = [family_mean(c, window=w) for c in tasks.column_names for w in dict.fromkeys((0, window))]
-    windowed: list[Baseline] = (
-        [Kriging(window=window), Ridge(window=window), BoostedTrees(window=window)] if window else []
-    )
-    return [
-        NoBaseline(),
-        Constant(),
-        FlashReinforce(),
-        ReinforcePlusPlus(),
-        LeaveOneOut(),
-        *([LeaveOneOut(window=window)] if window else []),
-        KernelBaseline(Buckets()),
-        *([KernelBaseline(Buckets(), window=window)] if window else []),
-        published_tfidf(),
-        *([published_tfidf(window)] if window else []),
-        KernelBaseline(Softmax(), shrinkage=0.5),
-        KernelBaseline(Softmax(Tfidf(sublinear=True), temperature=0.2)),
-        KernelBaseline(Softmax(Tfidf(analyzer="char_wb", ngrams=(3, 5)), temperature=0.1)),
-        KernelBaseline(Rbf(LogLength())),
-        KernelBaseline(Nearest(k=8)),
-        *families,
-        Kriging(),
-        *windowed,
-        Tracker(),
-        Oracle(),
-    ]
-
-
 def score_rollouts(
     rollouts: Rollouts,
     *,
@@ -131,7 +80,8 @@ def score_rollouts(
 
     Args:
         rollouts: The table.
-        baselines: What to score; `default_baselines` by default. The LOO mean is always there.
+        baselines: What to score; `rollonce.baselines.catalogue.board_baselines` by default. The LOO mean is always
+            there.
         batch_size: B.
         window: Rows of history for the windowed defaults.
         n_batches, resamples, seed: See `Scorer`.
@@ -144,7 +94,7 @@ def score_rollouts(
     """
     check_scorable(rollouts, batch_size)
     tasks = rollouts.tasks
-    chosen = list(baselines) if baselines is not None else default_baselines(tasks, window)
+    chosen = list(baselines) if baselines is not None else board_baselines(tasks, window)
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
         chosen.insert(0, LeaveOneOut())
     targets, fit_on = None, tasks

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch
+from rollonce.baselines.catalogue import named_baseline
 from rollonce.rollouts import Tasks
 from rollonce.scoring.watch import predict_without_siblings
-from rollonce.training.arms import named_baseline
 
 
 class Shadow:
@@ -20,7 +20,7 @@ class Shadow:
     ``E[A^2] = s2 + MSE``, so the ratio of two baselines' B_eff is the inverse ratio of these means (MATH: section 3).
 
     Args:
-        names: Of `rollonce.training.arms.BY_NAME`.
+        names: See `rollonce.baselines.catalogue`.
         tasks: To fit them on.
     """
 

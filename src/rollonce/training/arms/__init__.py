@@ -3,6 +3,7 @@
 Importing this loads no torch; `rollonce.training.arms.make` does.
 """
 
-from rollonce.training.arms.names import BY_NAME, NAMES, ORACLE, named_baseline
+ORACLE = "oracle"
+"""The arm whose baseline is measured from extra rollouts; every other name is one of `rollonce.baselines.catalogue`."""
 
-__all__ = ["BY_NAME", "NAMES", "ORACLE", "named_baseline"]
+__all__ = ["ORACLE"]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch, LinearSmoother, copy_without_history
+from rollonce.baselines.catalogue import named_baseline
 from rollonce.component import from_config
 from rollonce.errors import InputError
 from rollonce.policies.samples import Samples
 from rollonce.rollouts import Tasks
 from rollonce.tasks import TaskSet
 from rollonce.training.arms.base import Arm, StepAdvantages
-from rollonce.training.arms.names import named_baseline
 from rollonce.training.config import ArmConfig, RunConfig
 from rollonce.training.learners.base import Learner
 

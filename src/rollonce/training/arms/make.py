@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rollonce.tasks import TaskSet
+from rollonce.training.arms import ORACLE
 from rollonce.training.arms.base import Arm
 from rollonce.training.arms.baseline import BaselineArm
 from rollonce.training.arms.critic import CriticArm
-from rollonce.training.arms.names import ORACLE
 from rollonce.training.arms.oracle import OracleArm
 from rollonce.training.config import RunConfig
 from rollonce.training.learners.base import Learner
