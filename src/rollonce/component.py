@@ -67,16 +67,16 @@ class Component:
 
     def children(self) -> dict[str, Component]:
         """Nested components by the name they have in the configuration (``kernel``, ``experts.2``)."""
-        found: dict[str, Component] = {}
+        parts: dict[str, Component] = {}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if not f.init:
                 continue
             if isinstance(value, Component):
-                found[f.name] = value
+                parts[f.name] = value
             elif isinstance(value, list | tuple):
-                found.update({f"{f.name}.{i}": v for i, v in enumerate(value) if isinstance(v, Component)})
-        return found
+                parts.update({f"{f.name}.{i}": v for i, v in enumerate(value) if isinstance(v, Component)})
+        return parts
 
     def own_state(self) -> dict[str, Any]:
         """What this component itself learned, apart from its children; plain JSON. Empty where nothing is learned."""
@@ -155,8 +155,8 @@ def _check_parts(cls: type[Component], settings: dict[str, Any]) -> None:
             )
         for part in value if several else [value]:
             if not isinstance(part, wanted):
-                found = repr(part.type) if isinstance(part, Component) else repr(str(part)[:80])
-                raise InputError(f"{name!r} of a {cls.type!r} must be a {wanted.__name__}, not {found}")
+                given = repr(part.type) if isinstance(part, Component) else repr(str(part)[:80])
+                raise InputError(f"{name!r} of a {cls.type!r} must be a {wanted.__name__}, not {given}")
 
 
 def registered_types() -> dict[str, type[Component]]:

@@ -92,3 +92,14 @@ def test_modal_script_calls_rollonce_as_it_is(tmp_path):
         "bad input's exit code comes through"
     )
     assert f"{ROOT}[train]" in module.install_command(str(ROOT))
+
+
+def test_a_kernel_of_ones_own_from_file_to_board_to_training_run(tmp_path):
+    """CONTRIBUTING.md has the same kernel; here it is audited, scored and trained with."""
+    assert len(EXAMPLES.joinpath("own_kernel.py").read_text().splitlines()) < 50
+    ran = script("own_kernel.py", tmp_path / "run")
+    assert ran.returncode == 0, ran.stderr
+    assert "number_count scale=1" in ran.stdout
+    assert "x LOO" in ran.stdout
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [s["step"] for s in steps] == [1, 2, 3, 4]

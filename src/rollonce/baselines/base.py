@@ -17,7 +17,6 @@ import copy
 import enum
 import json
 import os
-import tempfile
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import Component, from_config, register_former, registered_types
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
+from rollonce.files import write_whole_file
 from rollonce.kernels.base import BoolArray, Kernel
 from rollonce.kernels.combine import normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -179,6 +179,9 @@ class Baseline(Component):
         Args:
             path: The file.
             provenance: What it was tuned on, by which command; shown by ``rollonce check``.
+
+        Raises:
+            InputError: if it cannot be written.
         """
         document = {
             "format": FORMAT,
@@ -187,18 +190,7 @@ class Baseline(Component):
             "state": self.state_dict(),
             "provenance": provenance if provenance is not None else (self.provenance or {}),
         }
-        path = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as f:
-                f.write(_as_json(document))
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp's own mode would keep the trainer's user out
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole_file(path, json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Baseline:
@@ -218,9 +210,9 @@ class Baseline(Component):
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError(f"not a baseline file: 'format' is not {FORMAT!r}; rollonce tune writes one", file=path)
         if document.get("version") != VERSION:
-            found = document.get("version")
+            version = document.get("version")
             raise InputError(
-                f"baseline file version {found!r}; this rollonce reads version {VERSION}: upgrade it", file=path
+                f"baseline file version {version!r}; this rollonce reads version {VERSION}: upgrade it", file=path
             )
         try:
             baseline = from_config(document.get("config", {}))
@@ -360,16 +352,6 @@ def _smoother_with_shrinkage(settings: dict[str, Any]) -> LinearSmoother:
         raise InputError(f"a 'shrunk' baseline needs a smoother and an amount in [0, 1], not {amount!r}")
     smoother.shrinkage, smoother._was_shrunk = 1 - (1 - smoother.shrinkage) * (1 - amount), True
     return smoother
-
-
-def _as_json(document: dict[str, Any]) -> bytes:
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except (
-        UnicodeEncodeError
-    ):  # half a surrogate pair, as broken escapes leave in prompts: no UTF-8, but JSON can escape it
-        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def features_of(component: Component) -> list[Feature]:

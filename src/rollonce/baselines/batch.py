@@ -100,7 +100,7 @@ class History:
 
     @classmethod
     def empty(cls) -> History:
-        """No rows."""
+        """The history before the first step."""
         return cls(Tasks([]), np.zeros(0), np.zeros(0, np.int64))
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class History:
         return History(tasks, rewards, ages, log_probs).last(keep)
 
     def last(self, n: int | None) -> History:
-        """The newest n rows."""
+        """The newest n rows; all of them for None."""
         if n is None or len(self) <= n:
             return self
         return self.take(np.arange(len(self) - n, len(self)))

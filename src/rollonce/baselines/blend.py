@@ -58,7 +58,6 @@ class Blend(LinearSmoother):
         )
 
     def describe(self) -> str:
-        """Its largest parts."""
         top = sorted(zip(self.shares, self.smoothers, strict=True), key=lambda p: -p[0])[:2]
         return (
             "blend("
@@ -70,7 +69,6 @@ class Blend(LinearSmoother):
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
-        """(K, B, M)."""
         total = np.zeros(visible_KBM.shape)
         present = np.zeros((*visible_KBM.shape[:2], 1))
         n_columns = columns_KM.shape[1]

@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def type(self) -> type[Baseline]:
-        """Its class."""
+        """The class that it makes."""
         return type(self.make(self.window))
 
     @property

@@ -1,14 +1,13 @@
 """A baseline of experts: each is scored in the shadow by its squared advantages on *past* batches, and the best mixture
 plays.
 
-``E[A^2] = s2 + MSE(b)`` (MATH: section 3), so ordinary single-rollout steps rank baselines and, through the mean
-products of their
-advantages, their mixtures. The batch being judged is never read: weights for a step come from the steps before. The
-leave-one-out mean is always among the experts and plays alone before anything was seen. Old steps are discounted, so
-the mixture follows a policy whose difficulty drifts.
+``E[A^2] = s2 + MSE(b)`` (docs/mathematics.md, "Effective batch size"), so ordinary single-rollout steps rank baselines
+and, through the mean products of their advantages, their mixtures. The batch being judged is never read: weights for a
+step come from the steps before. The leave-one-out mean is always among the experts and plays alone before anything was
+seen. Old steps are discounted, so the mixture follows a policy whose difficulty drifts.
 
 Source: Wolpert 1992, Breiman 1996 (stacking on a simplex); Cesa-Bianchi & Lugosi 2006, chapters 3 and 5 (exponential
-    weights, fixed share).
+weights, fixed share).
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ class ExpertMixture(Baseline):
 
     @property
     def tags(self) -> Tags:
-        """What all experts promise."""
         each = [e.tags for e in self.experts]
         return Tags(
             shift_equivariant=all(t.shift_equivariant for t in each),
@@ -256,6 +254,5 @@ class ExpertMixture(Baseline):
         return state | ({"history": self._evidence()} if self._steps and self._evidence() != self._given else {})
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self._given = state.get("given")
         self._restore(state.get("history", self._given))

@@ -60,7 +60,6 @@ class Grpo(Baseline):
         return Tags(leave_one_out=False, self_inclusive=True, needs_groups=True)
 
     def describe(self) -> str:
-        """GRPO."""
         return "GRPO" if self.scale == "none" else "GRPO (std)"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
@@ -96,11 +95,9 @@ class Rloo(Baseline):
 
     @property
     def tags(self) -> Tags:
-        """Needs groups."""
         return Tags(needs_groups=True)
 
     def describe(self) -> str:
-        """RLOO."""
         return "RLOO"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:

@@ -1,7 +1,8 @@
 """The GS1 baseline: a kernel-weighted mean of the other rollouts' rewards.
 
-``b_i = sum_{j != i} w_ij r_j / sum_{j != i} w_ij`` over the batch, or batch and window (MATH: section 1; post "You Only
-Rollout Once"). A row without weight falls back to the leave-one-out mean of what it sees.
+``b_i = sum_{j != i} w_ij r_j / sum_{j != i} w_ij`` over the batch, or batch and window (docs/mathematics.md, "The
+kernel baseline"; post "You Only Rollout Once"). A row without weight falls back to the leave-one-out mean of what it
+sees.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class KernelBaseline(LinearSmoother):
         tasks = self._together(batch, window)
         rewards = np.concatenate([batch.rewards_B, window.rewards_H])
         recency = self.decay ** np.concatenate([np.zeros(len(batch)), window.ages_H]).astype(np.float64)
-        b, saw = large_predict(self.kernel, self.shrinkage, tasks, len(batch), rewards, recency)
+        b, saw = large_predict(
+            self.kernel, tasks, n_rows=len(batch), rewards_M=rewards, recency_M=recency, shrinkage=self.shrinkage
+        )
         return Prediction.of(batch, np.where(saw, b, self.prior), ~saw)
 
     def smoothing_weights(
@@ -77,7 +80,6 @@ class LeaveOneOut(LinearSmoother):
     )
 
     def describe(self) -> str:
-        """LOO mean."""
         return self.describe_with("LOO mean")
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:

@@ -6,8 +6,8 @@ constant mean the best linear unbiased predictor that leaves out the own reward 
 (`rollonce.baselines.kriging_solver`); weights may be negative. Where features carry nothing (all ``v_k`` are 0) it is
 the LOO mean.
 
-Source: Krige 1951; Rasmussen and Williams 2006, sections 2.7 and 5.4.2 (leave-one-out in closed form); Dubrule 1983
-    (groups).
+Source: Krige 1951; Rasmussen and Williams 2006, sections 2.7 and 5.4.2 (leave-one-out in closed form);
+docs/mathematics.md, "Relatives of GS1".
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Kriging(LinearSmoother):
         return replace(super().tags, cost=Cost.SOLVE)
 
     def describe(self) -> str:
-        """Kriging and its window."""
         return self.describe_with("Kriging")
 
     def covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:

@@ -133,10 +133,8 @@ def _shared_blocks(columns_KM: IntArray, may_share: bool, chunk: int) -> Iterato
     """``(start, stop, place_KM)``: runs of blocks that see the same columns in another order, or chunks of blocks that
     do not.
 
-    ``place_KM[k, j]`` is where block ``start + k`` has the j-th column of block ``start``'s precision: its column j
-    stands at
-    ``place`` there. None for a chunk: a precision for each block is needed. Where age counts (``may_share`` False)
-        nothing is shared.
+    ``place_KM[k, j]`` is where column j of block ``start + k`` stands in the precision of block ``start``. None for a
+    chunk: a precision for each block is needed. Where age counts (``may_share`` False) nothing is shared.
     """
     n_blocks, n_columns = columns_KM.shape
     new = np.ones(n_blocks, dtype=bool)

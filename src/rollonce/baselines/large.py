@@ -2,9 +2,9 @@
 in float32.
 
 A batch of 4,096 with 65,536 rows of history has 285 million pairs. Here they are formed 256 rows at a time and reduced
-at once to
-``sum w r`` and ``sum w``, so memory stays near that of the features. Stated tolerance: ``|b - b64| <= 1e-4`` times the
-rewards' range. Kernels that only ask "same bucket?" need no pairs at all: sums per bucket are enough, and exact.
+at once to ``sum w r`` and ``sum w``, so memory stays near that of the features. Stated tolerance: ``|b - b64| <= 1e-4``
+times the rewards' range. Kernels that only ask "same bucket?" need no pairs at all: sums per bucket are enough, and
+exact.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _COMMON = 1 / 16
 
 
 def large_predict(
-    kernel: Kernel, shrinkage: float, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray
+    kernel: Kernel, tasks: Tasks, *, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray, shrinkage: float
 ) -> tuple[FloatArray, np.ndarray]:
     """``b`` (B,) and whether a row saw anything (B,), for a kernel-weighted mean over batch and window.
 
     Args:
         kernel: The kernel.
-        shrinkage: Share of the leave-one-out mean.
         tasks: Batch and window (M,), the batch first.
         n_rows: B.
         rewards_M: Their rewards.
         recency_M: ``decay ** age`` of each.
+        shrinkage: Share of the leave-one-out mean.
     """
     own = np.arange(n_rows)
     plain_below = recency_M.sum() - recency_M[own]

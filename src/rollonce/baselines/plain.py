@@ -29,11 +29,9 @@ class NoBaseline(Baseline):
         return Tags(shift_equivariant=False, neutral=False)
 
     def describe(self) -> str:
-        """Plain REINFORCE."""
         return "REINFORCE without a baseline"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
-        """Zeros (B,)."""
         return Prediction.of(batch, np.zeros(len(batch)))
 
 
@@ -55,11 +53,9 @@ class Constant(Baseline):
         return Tags(shift_equivariant=False, scale_equivariant=False, neutral=False)
 
     def describe(self) -> str:
-        """The value."""
         return f"constant {self.value:g}"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
-        """The constant (B,)."""
         return Prediction.of(batch, np.full(len(batch), float(self.value)))
 
 
@@ -81,7 +77,6 @@ class FlashReinforce(Baseline):
         return Tags(leave_one_out=False, self_inclusive=True)
 
     def describe(self) -> str:
-        """Its name in the literature."""
         return "FlashREINFORCE batch mean"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
@@ -92,7 +87,6 @@ class FlashReinforce(Baseline):
         return Prediction.of(batch, np.full(len(batch), centre + (batch.rewards_B - centre).mean()))
 
     def twin(self) -> Baseline:
-        """The LOO mean."""
         return LeaveOneOut()
 
     def twin_factor(self, batch: Batch) -> float:
@@ -116,7 +110,6 @@ class ReinforcePlusPlus(FlashReinforce):
     source: ClassVar[str] = "REINFORCE++, Hu et al. 2025"
 
     def describe(self) -> str:
-        """Its name in the literature."""
         return "REINFORCE++ (whitened)"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:

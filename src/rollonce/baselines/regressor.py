@@ -55,7 +55,6 @@ class Ridge(LinearSmoother):
         return Tags(windowed=True, needs_history=True, neutral=False, cost=Cost.SOLVE)
 
     def describe(self) -> str:
-        """Ridge and its window."""
         return self.describe_with("ridge critic")
 
     def smoothing_weights(
@@ -158,7 +157,6 @@ class BoostedTrees(Baseline):
 
     @property
     def keep_rows(self) -> int:
-        """The window."""
         return self.window
 
     def fit_tasks(self, tasks: Tasks) -> None:

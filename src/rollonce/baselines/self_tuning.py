@@ -1,13 +1,12 @@
 """A baseline that tunes itself: Kriging whose variance shares are fitted on single rollouts of *past* steps or of other
 tasks.
 
-Task means have covariance ``sum_k pi_k K_k`` and rewards add noise of share ``pi_0`` (see
-`rollonce.baselines.evidence`). Several
-*experts*, each a few kernels, are fitted by penalised marginal likelihood and their shares averaged: one Kriging with
-    the average
-covariance, steadier than any of them. No repeated rollouts are needed, and never the batch being judged: in a trainer
-the shares are refitted in `observe`, on earlier steps; offline by `fit_rewards`, on other tasks. Before there is enough
-to learn from, where all rewards are equal, or where the prompts do not differ, it is the leave-one-out mean.
+Task means have covariance ``sum_k pi_k K_k`` and rewards add noise of share ``pi_0`` (`rollonce.baselines.evidence`).
+Several *experts*, each a few kernels, are fitted by penalised marginal likelihood and their shares averaged: one
+Kriging with the average covariance, steadier than any of them. No repeated rollouts are needed, and never the batch
+being judged: in a trainer the shares are refitted in `observe`, on earlier steps; offline by `fit_rewards`, on other
+tasks. Before there is enough to learn from, where all rewards are equal, or where the prompts do not differ, it is the
+leave-one-out mean.
 
 Source: Rasmussen & Williams 2006, sections 2.7, 5.4.1 and 5.4.2; Krige 1951.
 """
@@ -165,7 +164,6 @@ class SelfTuning(LinearSmoother):
         )
 
     def describe(self) -> str:
-        """Self-tuning and its window."""
         return self.describe_with("self-tuning")
 
     @property
@@ -179,13 +177,13 @@ class SelfTuning(LinearSmoother):
         """Fit features on prompts, and measure how much each kernel varies over them; one that does not is left out
         from then on."""
         usable = fit_once(self.kernels, tasks)
-        some = tasks
+        sample = tasks
         if len(tasks) > _SPREAD_ROWS:
-            some = tasks.take(np.linspace(0, len(tasks) - 1, _SPREAD_ROWS).astype(np.int64))
-        every = np.arange(len(some))[None]
+            sample = tasks.take(np.linspace(0, len(tasks) - 1, _SPREAD_ROWS).astype(np.int64))
+        every = np.arange(len(sample))[None]
         spread = []
         for kernel, fine in zip(self.kernels, usable, strict=True):
-            c = kernel.covariance(some, every, every)[0] if fine and len(some) else np.zeros((1, 1))
+            c = kernel.covariance(sample, every, every)[0] if fine and len(sample) else np.zeros((1, 1))
             spread.append(float(np.trace(c) / len(c) - c.mean()))
         self.spread_K = np.array(spread)
         self._given = self._learned = self._table = None
@@ -373,7 +371,6 @@ class SelfTuning(LinearSmoother):
         return pool(super().state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         super().load_state_dict(unpool(self._without_former_shrunk(state)))
 
     def _checked(self, shares: Sequence[float] | None) -> FloatArray | None:

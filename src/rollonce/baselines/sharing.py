@@ -19,8 +19,8 @@ def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
     """Fit the kernels' features on prompts; of features with equal settings one is fitted and the others take over what
     it learned.
 
-    Returns whether each kernel can be used: not where a TF-IDF found no term at all in these prompts (words in "2+2",
-        say).
+    Returns:
+        Whether each kernel can be used: not where a TF-IDF found no term at all in these prompts (words in "2+2", say).
     """
     fitted: dict[str, Feature | None] = {}
     usable = []

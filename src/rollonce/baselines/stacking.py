@@ -35,11 +35,11 @@ def stack(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) ->
         return start
     h = gram_MM + pull * np.eye(m)
     step = 1.0 / max(float(np.linalg.eigvalsh(h)[-1]), 1e-300)
-    a, look, t = start, start, 1.0
+    a, ahead, t = start, start, 1.0
     for _ in range(iterations):
-        new = to_simplex(look - step * (h @ look - pull * start))
+        new = to_simplex(ahead - step * (h @ ahead - pull * start))
         t_new = (1 + np.sqrt(1 + 4 * t * t)) / 2
-        look = new + (t - 1) / t_new * (new - a)
+        ahead = new + (t - 1) / t_new * (new - a)
         if np.abs(new - a).max() < 1e-13:
             return new
         a, t = new, t_new

@@ -53,7 +53,6 @@ class Tracker(Baseline):
         )
 
     def describe(self) -> str:
-        """Its name in the literature."""
         return f"per-task tracker (d={self.discount:g})"
 
     def _prior(self) -> float:
@@ -101,7 +100,6 @@ class Tracker(Baseline):
         )
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore the sums."""
         kept = state.get("history", {})
         self.sums_ = {k: (float(w), float(t)) for k, (w, t) in kept.get("sums", {}).items()}
         weight, total = kept.get("total", (0.0, 0.0))
@@ -126,7 +124,6 @@ class Oracle(Baseline):
         return Tags(needs_repeats=True, neutral=False, shift_equivariant=False, scale_equivariant=False)
 
     def describe(self) -> str:
-        """Oracle."""
         return "oracle (true mean)"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:

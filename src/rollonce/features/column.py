@@ -26,7 +26,6 @@ class NumberColumn(Feature):
     scale_: float = field(default=1.0, init=False)
 
     def describe(self) -> str:
-        """The column's name."""
         return self.name or self.type
 
     def __post_init__(self) -> None:
@@ -49,15 +48,12 @@ class NumberColumn(Feature):
         return super().fit(tasks)
 
     def compute(self, tasks: Tasks) -> FloatArray:
-        """(N, 1) float64."""
         return ((self._values(tasks) - self.center_) / self.scale_)[:, None]
 
     def own_state(self) -> dict[str, Any]:
-        """Mean and deviation."""
         return {"center": self.center_, "scale": self.scale_}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore mean and deviation."""
         self.center_, self.scale_ = float(state["center"]), float(state["scale"])
 
 
@@ -73,7 +69,6 @@ class CategoryColumn(Feature):
     name: str = "family"
 
     def describe(self) -> str:
-        """The column's name."""
         return self.name or self.type
 
     def __post_init__(self) -> None:

@@ -84,9 +84,7 @@ class Embedding(Feature):
         return np.asarray(out, dtype=np.float64)
 
     def own_state(self) -> dict[str, Any]:
-        """The hash of the weights."""
         return {"hash": self.hash_} if self.hash_ else {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore the hash."""
         self.hash_ = state.get("hash", "")

@@ -22,5 +22,4 @@ class LogLength(Feature):
     title: ClassVar[str] = "log length"
 
     def compute(self, tasks: Tasks) -> FloatArray:
-        """(N, 1) float64."""
         return np.log1p(np.fromiter((len(p) for p in tasks.prompts), dtype=np.float64, count=len(tasks)))[:, None]

@@ -30,7 +30,7 @@ class SparseRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, D)."""
+        """Rows and columns, (N, D)."""
         return len(self.indptr) - 1, self.n_columns
 
     def __len__(self) -> int:

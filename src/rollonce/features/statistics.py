@@ -164,7 +164,6 @@ class PromptStatistics(Feature):
         return state | ({"quantiles": [q.tolist() for q in self.quantiles_]} if self.quantiles_ else {})
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore what `fit` learned."""
         self.center_, self.scale_ = (np.asarray(state.get(k, []), np.float64) for k in ("center", "scale"))
         self.quantiles_ = [np.asarray(q, np.float64) for q in state.get("quantiles", [])]
         n = len(self.names) or len(STATISTICS)

@@ -134,18 +134,18 @@ class Tfidf(Feature):
         vocabulary, idf = self.vocabulary_, self.idf_
         parts = [SparseRows(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0), len(idf))]
         for start in range(0, len(tasks), _CHUNK):
-            found = [
+            columns_of = [
                 np.fromiter(map(vocabulary.get, self.terms(p), repeat(-1)), np.int64)
                 for p in tasks.prompts[start : start + _CHUNK]
             ]
-            rows = np.repeat(np.arange(len(found)), [len(f) for f in found])
-            columns = np.concatenate(found)
+            rows = np.repeat(np.arange(len(columns_of)), [len(f) for f in columns_of])
+            columns = np.concatenate(columns_of)
             known = columns >= 0
             places, counts = np.unique(rows[known] * len(idf) + columns[known], return_counts=True)
             rows, columns = np.divmod(places, len(idf))
             value = (1 + np.log(counts) if self.sublinear else counts) * idf[columns]
-            value /= np.sqrt(np.bincount(rows, value**2, minlength=len(found)))[rows]
-            indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(found)))])
+            value /= np.sqrt(np.bincount(rows, value**2, minlength=len(columns_of)))[rows]
+            indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(columns_of)))])
             parts.append(SparseRows(indptr, columns.astype(np.int32), value, len(idf)))
         return SparseRows.stack(parts)
 
@@ -154,7 +154,6 @@ class Tfidf(Feature):
         return {"terms": list(self.vocabulary_), "idf": self.idf_} if self.vocabulary_ else {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore vocabulary and IDF."""
         terms, idf = state.get("terms", []), np.asarray(state.get("idf", []), dtype=np.float64)
         if idf.shape != (len(terms),) or not np.isfinite(idf).all():
             raise InputError(f"a tfidf state of {len(terms)} terms needs as many finite inverse document frequencies")

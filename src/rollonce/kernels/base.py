@@ -89,7 +89,7 @@ def _worth_a_table(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block:
     """Whether the pairs asked for so far come to a quarter of all there are.
 
     Only calls for several blocks count towards that: a single block, a training batch, is computed the same way however
-        often it comes.
+    often it comes.
     """
     asked = n_blocks * pairs_a_block
     if n_blocks > 1:
@@ -108,7 +108,7 @@ def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False
         matrix = feature.transform(all_tasks)
         if not squared_distance:
             return _inner(matrix, matrix)
-        # Kernels of one feature often want both tables, and the products are the dear part.
+        # Kernels of one feature often want both tables, and the products take most of the time.
         return _squared_distance(
             matrix, matrix, full_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None
         )

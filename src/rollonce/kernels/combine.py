@@ -36,11 +36,9 @@ class Product(Kernel):
         self.pairwise = all(k.pairwise for k in self.kernels)  # type: ignore[misc]
 
     def describe(self) -> str:
-        """Its parts."""
         return _sum_of(self)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) float64."""
         total = self.kernels[0].log_weights(tasks, rows_KB, columns_KM, visible_KBM)
         for kernel in self.kernels[1:]:
             total = total + kernel.log_weights(tasks, rows_KB, columns_KM, visible_KBM)
@@ -78,11 +76,9 @@ class Mixture(Kernel):
             )
 
     def describe(self) -> str:
-        """Its parts."""
         return _sum_of(self)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) float64."""
         total = np.zeros((*rows_KB.shape, columns_KM.shape[1]))
         for kernel, share in zip(self.kernels, self.shares, strict=True):
             if share > 0:

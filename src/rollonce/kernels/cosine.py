@@ -24,7 +24,6 @@ class Cosine(Kernel):
     feature: Feature = field(default_factory=Tfidf)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) float64."""
         with np.errstate(divide="ignore"):
             return np.log(np.maximum(similarity(self.feature, tasks, rows_KB, columns_KM), 0.0))
 

@@ -42,7 +42,6 @@ class Exponential(Kernel):
             raise InputError(f"exponential metric must be 'euclidean' or 'cityblock', not {self.metric!r}")
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) float64."""
         if self.metric == "cityblock":
             d = self._cityblock(tasks, rows_KB, columns_KM)
         else:

@@ -29,6 +29,5 @@ class Rbf(Kernel):
             raise InputError(f"rbf length_scale must be above 0, not {self.length_scale}")
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) float64."""
         d2 = similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
         return d2 / (-2 * max(self.length_scale, 1e-100) ** 2)  # the square of a smaller one would underflow

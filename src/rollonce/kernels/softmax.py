@@ -36,7 +36,6 @@ class Softmax(Kernel):
             raise InputError(f"softmax temperature must be above 0, not {self.temperature}")
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) float64."""
         s = similarity(self.feature, tasks, rows_KB, columns_KM)
         if self.temperature < 1e-6:  # differences of rounding size are ties, which share, rather than a winner
             s = np.round(s, 9)

@@ -15,11 +15,10 @@ from rollonce.rollouts import FloatArray, IntArray, Tasks
 @register
 @dataclass
 class Uniform(Kernel):
-    """``w_ij = 1``."""
+    """``w_ij = 1``: the leave-one-out mean of what is visible."""
 
     type: ClassVar[str] = "uniform"
     title: ClassVar[str] = "LOO"
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M) zeros."""
         return np.zeros((*rows_KB.shape, columns_KM.shape[1]))

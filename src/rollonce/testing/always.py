@@ -263,9 +263,9 @@ def _finite(baseline: Baseline, batch: Batch, what: str) -> Prediction:
     numbers = {"baseline_B": (said.baseline_B, np.float64), "advantages_B": (said.advantages_B, np.float64)}
     for name, (array, dtype) in {**numbers, "only_prior_B": (said.only_prior_B, np.bool_)}.items():
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (n,):
-            found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            given = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise Failed(
-                f"predict gave {found} as {name} for {what}; an array of {np.dtype(dtype).name} and shape ({n},) was "
+                f"predict gave {given} as {name} for {what}; an array of {np.dtype(dtype).name} and shape ({n},) was "
                 "expected"
             )
     for name, (array, _) in numbers.items():

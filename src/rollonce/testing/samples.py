@@ -101,7 +101,7 @@ class Samples:
         )
 
     def all_tasks(self) -> Tasks:
-        """All of them, to fit on."""
+        """All tasks that batches are drawn from, to fit a baseline on."""
         return self.tasks(range(len(self.prompts)))
 
     def rewards(self, n: int, kind: int) -> FloatArray:

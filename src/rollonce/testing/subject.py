@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def is_linear(self) -> bool:
-        """It gives weights."""
+        """Whether it gives weights, as every `LinearSmoother` does."""
         return isinstance(self.template, LinearSmoother)
 
     @property
