@@ -185,9 +185,9 @@ def large(name: str) -> None:
     )
     from rollonce.baselines.large import large_predict
 
-    large_predict(
-        kernel, 0.0, Tasks.concat(small.tasks, short.tasks), 64, np.ones(64 + len(short)), np.ones(64 + len(short))
-    )  # compile
+    ones = np.ones(64 + len(short))
+    both = Tasks.concat(small.tasks, short.tasks)
+    large_predict(kernel, both, n_rows=64, rewards_M=ones, recency_M=ones, shrinkage=0.0)  # compile
     start, start_cpu = time.perf_counter(), time.process_time()
     b = baseline.predict(batch, history).baseline_B
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
