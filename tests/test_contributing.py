@@ -80,10 +80,10 @@ def test_the_log_format(module, monkeypatch, tmp_path):
 
 
 def test_the_source_of_tasks(module, monkeypatch):
-    monkeypatch.setitem(sources.SOURCES, "squares", module("tasks/squares").square_tasks)
+    monkeypatch.setitem(sources.SOURCES, "squares", module("tasks/squares").SQUARES)
     splits = load_tasks("squares:2-60", test=3)
-    assert len(splits.test) == 3
-    assert len(splits.train) + len(splits.calibration) < 59
+    assert len(splits.test) == 3 < len(splits.train)
+    assert len(splits.train) + len(splits.holdout) < 59
     task = splits.train[0]
     n = int(task.id.removeprefix("square-"))
     assert task.grader(f"The answer is {n * n}", task.reference) == 1.0
