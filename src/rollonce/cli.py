@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import os
 import sys
 import textwrap
@@ -46,6 +47,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         "report", "compare the arms of a directory of training runs: differences with intervals, time, one page"
     ),
+    "baselines": Verb("baselines", "every baseline that has a name: its class, formula and source"),
     "check": Verb("check", "audit a baseline: does it leak its own reward, does it keep its promises?"),
 }
 
@@ -139,8 +141,8 @@ def _unknown(name: str) -> str:
 
 def _check_repeated_options(words: Sequence[str]) -> None:
     """Name ``FILES --columns family level`` for what it is; tyro would say that ``level`` is not recognised."""
-    options = [i for i, word in enumerate(words) if word.startswith("-")]
-    for start, end in zip(options, [*options[1:], len(words)], strict=True):
+    bounds = [*(i for i, word in enumerate(words) if word.startswith("-")), len(words)]
+    for start, end in itertools.pairwise(bounds):
         option, values = words[start], words[start + 1 : end]
         if option in REPEATED and start > 0 and len(values) > 1 and not os.path.exists(values[1]):
             again = " ".join(f"{option} {value}" for value in values)

@@ -141,3 +141,9 @@ def test_two_values_behind_an_option_that_takes_one_are_named(tmp_path: Path, ro
     ran = rollonce("score", path, "--columns", "family", "level")
     assert ran.code == 2
     assert "--columns takes one value each time: --columns family --columns level" in ran.err
+
+
+def test_a_command_without_options_is_told_what_it_lacks(rollonce: Callable[..., Ran]) -> None:
+    ran = rollonce("report")
+    assert ran.code == 2
+    assert "no DIR given" in ran.err
