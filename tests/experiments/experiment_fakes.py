@@ -14,12 +14,23 @@ import numpy as np
 
 from rollonce.baselines import Batch
 from rollonce.experiments.advantages import baseline_of
-from rollonce.experiments.derive import Settings, derive
-from rollonce.experiments.engine import Answer, ExperimentTasks, Fresh, Progress, StepLog, Trained
-from rollonce.experiments.files import append_line, read_lines
+from rollonce.experiments.derive import ExperimentSettings, derive_settings
+from rollonce.experiments.engine import (
+    Answer,
+    ExperimentTasks,
+    FreshClient,
+    Probe,
+    Progress,
+    StageFailed,
+    StartPolicy,
+    StepLog,
+    TrainedArm,
+    largest_difference,
+)
+from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.loading import LoadedSpec, load_spec
 from rollonce.experiments.preflight import OwnPath
-from rollonce.experiments.run import Run
+from rollonce.experiments.run import ExperimentRun
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.tasks import Task, TaskSet, grader_by_name
 
@@ -81,13 +92,18 @@ class FakeEngine:
 
     name = "fake"
 
-    def __init__(self, spec: Spec, settings: Settings, tick: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(
+        self, spec: Spec, settings: ExperimentSettings, tick: Callable[[str], None] = lambda what: None
+    ) -> None:
         self.spec, self.settings, self.tick = spec, settings, tick
         self.path = OwnPath()
-        self.easy, self.hard = 0.9, 0.1
+        self.easy, self.hard, self.step_seconds = 0.9, 0.1, 0.01
         self.skill = {"grpo_g8": 0.5, "gs1_tfidf_g1": 0.5}
         self.drift: dict[str, float] = {}
+        self.late_drift: dict[str, float] = {}
         self.optimizer_change: dict[str, Any] = {}
+        self.probe_change: dict[str, Any] = {}
+        self.adapter_change: dict[str, Any] = {}
         self.slow_items: set[str] = set()
 
     def identity(self) -> dict[str, Any]:
@@ -99,7 +115,9 @@ class FakeEngine:
             colour_tasks(32, 1000, "cal"),
             colour_tasks(24, 2000, "test"),
         )
-        return ExperimentTasks(train, train, calibration, test, [(t, t.reference) for t in train])
+        selection = colour_tasks(self.settings.selection_tasks, 3000, "sel")
+        labels = [(t, t.reference) for t in train]
+        return ExperimentTasks(train, train, calibration, test, labels, selection)
 
     def reward(self, task: Task, *seed: object) -> float:
         return float(chance(task.id, *seed) < (self.easy if task.prompt.startswith("red") else self.hard))
@@ -108,15 +126,42 @@ class FakeEngine:
         self.tick("sample")
         return [[Answer(self.reward(t, seed, k), False, 3) for k in range(group_size)] for t in tasks]
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
-        own = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": arm.lr, "lora_rank": None, "seed": arm.seed}
-        return Fresh([[-1.0 + self.drift.get(arm.name, 0.0), -2.0] for _ in prompts], own | self.optimizer_change)
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        return [len(p.split()) for p in prompts]
 
-    def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
+    def _start(self, arm: ArmSpec, prompts: Sequence[str]) -> list[list[float]]:
+        return [[-1.0 + self.drift.get(arm.name, 0.0), -2.0] for _ in prompts]
+
+    def _adam(self, arm: ArmSpec) -> dict[str, Any]:
+        return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": arm.lr} | self.optimizer_change
+
+    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+        return FreshClient(self._start(arm, prompts), {"lora_rank": None, "seed": arm.seed} | self.adapter_change)
+
+    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+        self.tick(f"probe {arm.name} {len(tasks)}")
+        return Probe(len(tasks), 3 * len(tasks), 0.1, 0.0, self._adam(arm) | self.probe_change, 0.01)
+
+    def train(
+        self,
+        arm: ArmSpec,
+        steps: int,
+        directory: Path,
+        *,
+        progress: Progress,
+        ledger: Ledger,
+        start: StartPolicy | None,
+    ) -> TrainedArm:
         directory.mkdir(parents=True, exist_ok=True)
-        log, train = directory / "log.jsonl", self.tasks().train
+        if start is not None:
+            own = [[x + self.late_drift.get(arm.name, 0.0) for x in row] for row in self._start(arm, start.prompts)]
+            difference = largest_difference(own, start.log_probs)
+            if difference is None or difference > start.atol:
+                raise StageFailed(f"the training client of {arm.name} starts elsewhere")
+        name = directory.relative_to(ledger.directory).as_posix()
+        log, train = f"{name}/log.jsonl", self.tasks().train
         baseline = baseline_of(self.spec, arm.advantage).fit(train.prompts)
-        done = len(list(read_lines(log, mend=True)))
+        done = len(list(ledger.read(log)))
         for step in range(done + 1, steps + 1):
             self.tick(f"train {arm.name} {step}")
             order = np.random.default_rng([arm.seed, step]).permutation(len(train))[: arm.groups_per_batch]
@@ -125,20 +170,25 @@ class FakeEngine:
             batch = Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks])
             b = baseline.predict(batch).baseline_B
             row = StepLog(
-                step,
-                [t.id for t in tasks],
-                rewards,
-                b.tolist(),
-                (batch.rewards_B - b).tolist(),
-                arm.group_size,
-                arm.lr,
-                0.01,
-                0.0,
+                step=step,
+                task_ids=[t.id for t in tasks],
+                rewards=rewards,
+                baselines=b.tolist(),
+                advantages=(batch.rewards_B - b).tolist(),
+                group_size=arm.group_size,
+                learning_rate=arm.lr,
+                seconds=self.step_seconds,
+                self_weight_max=0.0,
+                response_tokens=3 * len(tasks),
+                prompt_tokens=7 * len(tasks),
             )
-            append_line(log, row._asdict())
-            progress(arm.name, step, steps)
+            ledger.append(log, row._asdict())
+            progress(arm.name, "steps", step, steps)
         (directory / "weights").write_text(arm.name)
-        return Trained([StepLog(**row) for row in read_lines(log)], str(directory / "weights"), f"fake {arm.name}", [])
+        optimizer = {k: [v] for k, v in self._adam(arm).items()}
+        rows = [StepLog(**row) for row in ledger.read(log)]
+        weights = str(directory / "weights")
+        return TrainedArm(rows, weights, f"fake {arm.name}", [], optimizer, 0.0, [weights])
 
     def discard(self, directory: Path) -> None:
         (directory / "weights").unlink(missing_ok=True)
@@ -149,18 +199,18 @@ class FakeEngine:
             import time
 
             time.sleep(5)
-        arm = Path(checkpoint).read_text()
+        arm = Path(checkpoint).read_text().strip()
         return [Answer(float(chance(t.id, arm) < self.skill[arm]), False, 4) for t in tasks]
 
 
 def open_run(
     loaded: LoadedSpec, directory: Path, tick: Callable[[str], None] = lambda what: None, **options: Any
-) -> tuple[Run, FakeEngine]:
+) -> tuple[ExperimentRun, FakeEngine]:
     """A run with a fake engine."""
-    settings = derive(loaded.spec)
+    settings = derive_settings(loaded.spec)
     engine = FakeEngine(loaded.spec, settings, tick)
     directory.mkdir(parents=True, exist_ok=True)
-    return Run(loaded, settings, engine, directory, **options), engine
+    return ExperimentRun(loaded, settings, engine, directory, **options), engine
 
 
 def deep(document: dict[str, Any]) -> dict[str, Any]:

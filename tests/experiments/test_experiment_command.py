@@ -21,6 +21,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gates, "RESAMPLES", 0)
     monkeypatch.setattr(engines, "make_engine", FakeEngine)
     monkeypatch.chdir(tmp_path)
+    for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def small(tmp_path: Path, **changes: object) -> str:
@@ -30,19 +33,26 @@ def small(tmp_path: Path, **changes: object) -> str:
 
 
 def test_the_requests_file_passes_check_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(SEED_SPEC), "--check"]) == 0
+    """Nothing is there in this test: no key, no renderer, no hub. It is said, and the exit code is 2, not 1."""
+    assert main(["run", str(SEED_SPEC), "--check"]) == 2
     said = capsys.readouterr().out
     assert "half-width 0.0748" in said
     assert "observed at least 2.5 points better (net +33 items)" in said
     # 64 x 8; 2 x 3 x 32 + 100; 2 x 60 x 32; 2 x 1319
-    assert "512 calibration + 292 pilot + 3,840 training + 2,638 evaluation rollouts" in said
+    assert "10 probe + 512 calibration + 292 pilot + 3,840 training + 2,638 evaluation rollouts" in said
     assert "correctness_preflight.paths[0].baseline_revision" in said
-    assert "max_tokens: 512 (from command)" in said
+    assert "max_tokens: 512 (from command: 'python -m tinker_cookbook" in said
     assert list(tmp_path.iterdir()) == []
+    assert "at most $1.37" in said
+    assert (
+        "renderer: NO, no renderer is named for 'Qwen/Qwen3.5-2B': give --renderer NAME" in said
+        or "not installed" in said
+    )
+    assert "It cannot start yet" in said
 
 
 def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(SEED_SPEC), "--check", "--json"]) == 0
+    assert main(["run", str(SEED_SPEC), "--check", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["cost"]["training"] == 3840
     assert found["unknown_fields"] == []
@@ -84,7 +94,8 @@ def test_a_full_run_on_tinker_without_the_cookbook_is_refused(
     from rollonce.experiments import pins
 
     monkeypatch.setattr(pins, "package_pin", lambda name: None)
-    document = small_spec(**{"rollonce.engine": "cookbook"})
+    tasks = {"rollonce.tasks": "gsm8k:nowhere", "generation_audit.answer_comparison": "numeric_exact"}
+    document = small_spec(**{"rollonce.engine": "cookbook", **tasks})
     path = tmp_path / "t.json"
     path.write_text(json.dumps(document))
     assert main(["run", str(path), "--out", "t"]) == 2
@@ -158,3 +169,49 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
 
 def test_the_real_preflight_is_not_replaced_here() -> None:
     assert stages.run_preflight.__module__ == "rollonce.experiments.preflight"
+
+
+def test_ci_installs_what_the_docs_tell_a_user_to_install() -> None:
+    """The client's environment of `make test-tinker` is that of the docs, and pytest; nothing by name."""
+    root = Path(__file__).parents[2]
+    for page in ("docs/tinker.md", "docs/experiments.md"):
+        assert "pip install 'rollonce[tinker]'" in (root / page).read_text()
+    lines = [line.strip() for line in (root / "tests/tinker/ci.sh").read_text().splitlines()]
+    into_the_client = [x for x in lines if x.startswith("pip ") and "--target" not in x]
+    assert into_the_client == [
+        "pip --constraint constraints.txt --editable '.[tinker]'",
+        "pip --constraint constraints.txt pytest pytest-xdist",
+    ]
+
+
+def test_a_fault_of_the_program_is_not_a_failed_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("the engine has a fault")
+
+    monkeypatch.setattr(engines, "make_engine", broken)
+    assert main(["run", small(tmp_path), "--out", "run"]) == 70
+    assert "a fault of the program" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1,2", "a,b,c", "-1,1,1", "inf,1,1"])
+def test_a_price_is_three_numbers(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(SEED_SPEC), "--check", "--price", text]) == 2
+    assert "--price takes PREFILL,SAMPLE,TRAIN" in capsys.readouterr().err
+
+
+def test_dollars_are_tokens_times_prices() -> None:
+    """By hand: 7,292 rollouts read at most 512 and sample at most 512 tokens each, 4,042 of them are trained on with
+    1,024; at 1, 10 and 100 dollars per million."""
+    from rollonce.experiments.derive import derive_settings
+    from rollonce.experiments.loading import load_spec
+    from rollonce.experiments.plan import cost_of
+    from rollonce.experiments.prices import parse_price
+
+    loaded = load_spec(SEED_SPEC)
+    cost = cost_of(loaded, derive_settings(loaded.spec), parse_price("1,10,100"))
+    rollouts = 10 + 512 + 292 + 3840 + 2638
+    trained = 10 + 192 + 3840
+    wanted = (rollouts * 512 * 1 + rollouts * 512 * 10 + trained * 1024 * 100) / 1e6
+    assert cost.max_dollars == pytest.approx(wanted)

@@ -12,7 +12,7 @@ from rollonce.errors import InputError
 from rollonce.experiments.decision import decide, power_statement
 from rollonce.experiments.intervals import betting, empirical_bernstein, hoeffding, mcnemar
 from rollonce.experiments.loading import load_spec
-from rollonce.experiments.spec import Criterion, DecisionRule, span
+from rollonce.experiments.spec import Criterion, DecisionRule, metric_span
 
 
 def rule(**changes: object) -> DecisionRule:
@@ -73,7 +73,7 @@ def test_the_range_comes_from_bounds_and_weights() -> None:
     c = Criterion(
         id="a", metric="accuracy", bounds=[0.0, 2.0], margin=0.1, weights={"treatment": 0.5, "baseline": -1.0}
     )
-    assert span(c) == (-2.0, 1.0)
+    assert metric_span(c) == (-2.0, 1.0)
     d = decide(rule(criteria=[c.model_dump()]), {"treatment": np.full(50, 2.0), "baseline": np.zeros(50)})
     width = d.criteria[0].hoeffding.high - d.criteria[0].hoeffding.value
     assert width == pytest.approx(3 * math.sqrt(math.log(40) / 100), rel=1e-12)
@@ -115,7 +115,27 @@ def test_grades_outside_the_registered_bounds_are_refused() -> None:
     with pytest.raises(InputError, match="needs the same items"):
         decide(rule(), {"treatment": np.zeros(3), "baseline": np.zeros(2)})
     with pytest.raises(InputError, match="registered for"):
-        decide(rule(), {"treatment": np.array([np.nan, 0.0]), "baseline": np.zeros(2)})
+        decide(rule(), {"treatment": np.array([np.inf, 0.0]), "baseline": np.zeros(2)})
+
+
+def test_an_unanswered_item_can_neither_validate_nor_fail() -> None:
+    """33 net items of 1319 validate; with one of the treatment's right answers lost, 32 are certain, and 33 possible:
+    inconclusive. The interval reaches from the one to the other."""
+    grades = pair(1319, 700, 33, 0)
+    assert decide(rule(), grades).verdict == "validated"
+    grades["treatment"][700] = np.nan
+    found = decide(rule(), grades)
+    assert found.verdict == "inconclusive"
+    assert found.criteria[0].unanswered == 1
+    half = 2 * math.sqrt(math.log(40) / (2 * 1319))
+    assert found.criteria[0].hoeffding.low == pytest.approx(32 / 1319 - half, rel=1e-12)
+    assert found.criteria[0].hoeffding.high == pytest.approx(33 / 1319 + half, rel=1e-12)
+    assert "1 items were never answered by an arm" in found.sentence
+    # 165 lost net items fail; with one of them unanswered 164 are certain.
+    grades = pair(1319, 0, 0, 165)
+    assert decide(rule(), grades).verdict == "failed"
+    grades["treatment"][0] = np.nan
+    assert decide(rule(), grades).verdict == "inconclusive"
 
 
 def test_empirical_bernstein_is_the_formula() -> None:

@@ -11,20 +11,21 @@ from experiment_fakes import SEED_SPEC
 
 from rollonce import datasets, reference
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut
+from rollonce.baselines.base import Prediction
 from rollonce.experiments import gates
 from rollonce.experiments.advantages import baseline_of
 from rollonce.experiments.datums import (
     Datum,
     FixedBatch,
     TinyModel,
-    compare,
+    compare_signals,
     fixed_batch,
     plain_datums,
     reference_signal,
-    signal,
+    training_signal,
 )
 from rollonce.experiments.engine import StepLog
-from rollonce.experiments.gates import check, offline_measured, offline_score, pilot_measured
+from rollonce.experiments.gates import check_gate, offline_measured, offline_score, pilot_measured
 from rollonce.experiments.loading import load_spec
 from rollonce.experiments.preflight import OwnPath, run_preflight
 from rollonce.experiments.spec import GateCheck, Tolerance
@@ -56,7 +57,7 @@ def test_on_the_shared_gsm8k_set_the_registered_gate_fails() -> None:
     assert tfidf.ratio == pytest.approx(0.97, abs=0.012)
     assert buckets.ratio == pytest.approx(1.028, abs=0.012)
     assert tfidf.loo == pytest.approx(17.7, abs=0.2)
-    (result,) = check(SPEC.activation_gate.checks, "offline", offline_measured(tfidf))
+    (result,) = check_gate(SPEC.activation_gate.checks, "offline", offline_measured(tfidf))
     assert not result.passed
     assert "= 0.9" in result.sentence
     assert ">= 1.03" in result.sentence
@@ -68,7 +69,7 @@ def test_equal_rewards_give_no_ratio_and_fail() -> None:
     score = offline_score(baseline_of(SPEC, name).fit(PROMPTS), name, PROMPTS, rewards, PROMPTS, batch_size=8)
     assert score.ratio is None
     assert "all rewards are equal" in score.note
-    (result,) = check(SPEC.activation_gate.checks, "offline", offline_measured(score))
+    (result,) = check_gate(SPEC.activation_gate.checks, "offline", offline_measured(score))
     assert not result.passed
     assert "not measurable" in result.sentence
 
@@ -137,24 +138,24 @@ def test_a_group_size_is_counted_not_believed() -> None:
 def test_what_was_not_logged_fails() -> None:
     silent = steps([1.0, 0.0], [0.0, 0.0], 1, weight=None)
     measured = pilot_measured(silent, {"t": silent}, "t", "t")
-    (result,) = check([GateCheck(metric="self_weight_max", min=0.0, max=0.0)], "pilot", measured)
+    (result,) = check_gate([GateCheck(metric="self_weight_max", min=0.0, max=0.0)], "pilot", measured)
     assert not result.passed
 
 
 def test_both_ends_of_a_predicate_hold_in_every_arm() -> None:
     c = [GateCheck(metric="executed_rollouts_per_step", min=32.0, max=32.0)]
-    assert check(c, "pilot", {"executed_rollouts_per_step": [32.0, 32.0]})[0].passed
-    assert not check(c, "pilot", {"executed_rollouts_per_step": [32.0, 31.0]})[0].passed
-    assert not check(c, "pilot", {"executed_rollouts_per_step": [33.0]})[0].passed
-    assert not check(c, "pilot", {})[0].passed
-    assert not check(c, "pilot", {"executed_rollouts_per_step": [float("nan")]})[0].passed
+    assert check_gate(c, "pilot", {"executed_rollouts_per_step": [32.0, 32.0]})[0].passed
+    assert not check_gate(c, "pilot", {"executed_rollouts_per_step": [32.0, 31.0]})[0].passed
+    assert not check_gate(c, "pilot", {"executed_rollouts_per_step": [33.0]})[0].passed
+    assert not check_gate(c, "pilot", {})[0].passed
+    assert not check_gate(c, "pilot", {"executed_rollouts_per_step": [float("nan")]})[0].passed
 
 
 def test_the_metrics_of_two_roles_are_not_swapped() -> None:
     t, b = steps([1.0, 0.0], [0.0, 0.0], 1), steps([1.0, 0.0], [0.5, 0.5], 2)
     measured = pilot_measured(t, {"t": t, "b": b}, "b", "t")
     checks = [c for c in SPEC.activation_gate.checks if c.metric.startswith("executed_group")]
-    found = {r.metric: r.values for r in check(checks, "pilot", measured)}
+    found = {r.metric: r.values for r in check_gate(checks, "pilot", measured)}
     assert found == {"executed_group_size_gs1": [1.0], "executed_group_size_grpo": [2.0]}
 
 
@@ -173,19 +174,19 @@ def test_the_tiny_model_gives_log_probabilities() -> None:
 def test_torch_and_numpy_agree_on_loss_and_gradient(token_mean: bool) -> None:
     batch = fixed_batch(PROMPTS[:4], 3)
     data = plain_datums(batch, np.linspace(-1, 1, 12))
-    a, b = signal(data, token_mean=token_mean), reference_signal(data, token_mean=token_mean)
-    assert compare("x", a, b, TIGHT, TIGHT).passed
+    a, b = training_signal(data, token_mean=token_mean), reference_signal(data, token_mean=token_mean)
+    assert compare_signals("x", a, b, TIGHT, TIGHT).passed
 
 
 def test_the_gradient_is_the_numerical_one() -> None:
     batch = fixed_batch(PROMPTS[:2], 2)
     data = plain_datums(batch, np.array([0.3, -0.7, 1.0, 0.2]))
-    found = signal(data, token_mean=True)
+    found = training_signal(data, token_mean=True)
     at = sum(len(d.targets) for d in data[:1]) - 1  # the last token of the first rollout
     step = 1e-6
     nudged = [d._replace(old_log_probs=list(d.old_log_probs)) for d in data]
     nudged[0].old_log_probs[-1] -= step  # ratio depends on new - old: lowering old by h raises new by h
-    change = (signal(nudged, token_mean=True).loss - found.loss) / step
+    change = (training_signal(nudged, token_mean=True).loss - found.loss) / step
     assert found.to_log_probs[at] == pytest.approx(change, rel=1e-4)
 
 
@@ -194,15 +195,21 @@ def test_advantages_of_another_size_are_noticed() -> None:
     a = np.linspace(-1, 1, 8)
     tolerance = Tolerance(atol=1e-5, rtol=1e-3, min_cosine=0.9999)
     right = reference_signal(plain_datums(batch, a), token_mean=True)
-    assert not compare("x", signal(plain_datums(batch, a + 0.01), token_mean=True), right, tolerance, tolerance).passed
-    assert not compare("x", signal(plain_datums(batch, a * 1.01), token_mean=True), right, tolerance, tolerance).passed
-    assert not compare("x", signal(plain_datums(batch, -a), token_mean=True), right, tolerance, tolerance).passed
+    assert not compare_signals(
+        "x", training_signal(plain_datums(batch, a + 0.01), token_mean=True), right, tolerance, tolerance
+    ).passed
+    assert not compare_signals(
+        "x", training_signal(plain_datums(batch, a * 1.01), token_mean=True), right, tolerance, tolerance
+    ).passed
+    assert not compare_signals(
+        "x", training_signal(plain_datums(batch, -a), token_mean=True), right, tolerance, tolerance
+    ).passed
 
 
 def test_two_zero_gradients_are_no_agreement() -> None:
     batch = fixed_batch(PROMPTS[:2], 2)
-    dead = signal(plain_datums(batch, np.zeros(4)), token_mean=True)
-    assert not compare("dead", dead, dead, TIGHT, TIGHT).passed
+    dead = training_signal(plain_datums(batch, np.zeros(4)), token_mean=True)
+    assert not compare_signals("dead", dead, dead, TIGHT, TIGHT).passed
 
 
 # ---- the preflight as a whole
@@ -270,7 +277,9 @@ def test_a_kernel_that_sees_its_own_reward_is_noticed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         KernelBaseline,
         "predict",
-        lambda self, batch, history=None: 0.9 * real(self, batch, history) + 0.1 * batch.rewards_B,
+        lambda self, batch, history=None: Prediction.of(
+            batch, 0.9 * real(self, batch, history).baseline_B + 0.1 * batch.rewards_B
+        ),
     )
     found = preflight(OwnPath())
     assert not found["passed"]
@@ -280,8 +289,9 @@ def test_a_kernel_that_sees_its_own_reward_is_noticed(monkeypatch: pytest.Monkey
 def test_shrinkage_fails_the_forced_activation(monkeypatch: pytest.MonkeyPatch) -> None:
     real = KernelBaseline.predict
 
-    def towards_loo(self, batch: Batch, history=None) -> np.ndarray:
-        return 0.99 * real(self, batch, history) + 0.01 * reference.loo_mean(batch.rewards_B)
+    def towards_loo(self, batch: Batch, history=None) -> Prediction:
+        b = 0.99 * real(self, batch, history).baseline_B + 0.01 * reference.loo_mean(batch.rewards_B)
+        return Prediction.of(batch, b)
 
     monkeypatch.setattr(KernelBaseline, "predict", towards_loo)
     activation, nonactivation = preflight(OwnPath())["forced"]

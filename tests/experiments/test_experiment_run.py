@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_fakes import FakeEngine, open_run, small_spec, write_spec
+from experiment_fakes import FakeEngine, colour_tasks, open_run, small_spec, write_spec
 
 from rollonce.errors import InputError
-from rollonce.experiments import evaluate, files, gates, stages
-from rollonce.experiments.feasibility import judge, project
+from rollonce.experiments import evaluate, gates, ledger, stages
+from rollonce.experiments.feasibility import against_budget, project_phases
 from rollonce.experiments.files import digest, read_lines
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.records import Chain
 from rollonce.experiments.spec import ArmSpec, Budget
-from rollonce.experiments.stages import Outcome, run_experiment
+from rollonce.experiments.stages import RunOutcome, run_experiment
+from rollonce.files import cannot_write
 
 STAGES = [
     "start",
@@ -28,6 +29,7 @@ STAGES = [
     "data_audit",
     "correctness",
     "restoration",
+    "probe",
     "calibration",
     "gate_offline",
     "pilot",
@@ -49,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 REAL_PREFLIGHT = stages.run_preflight
 
 
-def go(loaded: LoadedSpec, directory: Path, **engine: Any) -> tuple[Outcome, Chain]:
+def go(loaded: LoadedSpec, directory: Path, **engine: Any) -> tuple[RunOutcome, Chain]:
     run, fake = open_run(loaded, directory)
     for name, value in engine.items():
         setattr(fake, name, value)
@@ -128,7 +130,7 @@ def test_an_edited_specification_is_refused_and_what_changed_is_named(spec: Load
     assert "cannot be changed any more" in str(caught.value)
 
 
-def failed_gate(tmp_path: Path, **more: Any) -> tuple[LoadedSpec, Outcome]:
+def failed_gate(tmp_path: Path, **more: Any) -> tuple[LoadedSpec, RunOutcome]:
     document = small_spec(**{"activation_gate.checks.0.min": 9.0, "rollonce.fallbacks": ["length_buckets_loo"], **more})
     loaded = write_spec(tmp_path, document)
     outcome, _ = go(loaded, tmp_path / "run")
@@ -152,7 +154,7 @@ def test_a_failed_gate_stops_with_its_record_and_stays_failed(tmp_path: Path) ->
     assert ">= 9 was registered" in outcome.sentence
     assert "pre-approved fallback (length_buckets_loo)" in outcome.sentence
     chain = Chain(tmp_path / "run")
-    assert [r.stage for r in chain.records] == STAGES[:7]
+    assert [r.stage for r in chain.records] == STAGES[:8]
     assert chain.records[-1].status == "failed"
     run, _ = open_run(
         loaded, tmp_path / "run", lambda what: pytest.fail(f"{what}: a failed gate is not measured again")
@@ -167,12 +169,14 @@ def test_the_preapproved_fallback_is_adopted_and_scored_on_the_same_calibration(
     engine.tick = lambda what: pytest.fail("sampled again") if what == "sample" else None
     outcome = run_experiment(run)
     chain = Chain(tmp_path / "run")
-    assert [r.stage for r in chain.records][7:] == ["revision", "correctness", "gate_offline"]
+    assert [r.stage for r in chain.records][8:] == ["revision", "correctness", "probe", "gate_offline"]
     assert (outcome.code, outcome.stage) == (1, "gate_offline")  # 9.0 is out of reach for it too
     assert chain.records[-1].data["advantage"] == "length_buckets_loo"
     assert (tmp_path / "run/calibration.jsonl").read_bytes() == calibration
-    assert chain.records[7].data["of"] == loaded.sha256
-    assert "pre-approved fallback length_buckets_loo replaced tfidf_kernel_loo_T0.1" in run.remarks()[-1]
+    assert chain.records[8].data["of"] == loaded.sha256
+    remarks = run.deviations()
+    assert any("pre-approved fallback length_buckets_loo replaced tfidf_kernel_loo_T0.1" in d for d in remarks)
+    assert "the post's prompt-length-bucket kernel has a window of 16 batches" in remarks[-1]
     with pytest.raises(InputError, match="not the specification that the run"):
         open_run(loaded, tmp_path / "run")  # the old one is no longer in force
 
@@ -230,7 +234,7 @@ def test_nothing_starts_while_a_field_is_unresolved(tmp_path: Path) -> None:
 # ---- stages that must fail
 
 
-def outcome_of(tmp_path: Path, changes: dict[str, Any], **engine: Any) -> Outcome:
+def outcome_of(tmp_path: Path, changes: dict[str, Any], **engine: Any) -> RunOutcome:
     return go(write_spec(tmp_path, small_spec(**changes)), tmp_path / "run", **engine)[0]
 
 
@@ -244,8 +248,8 @@ def test_clients_that_start_differently_stop_the_run(tmp_path: Path) -> None:
 
 def test_an_optimizer_that_was_sent_other_numbers_stops_the_run(tmp_path: Path) -> None:
     found = outcome_of(tmp_path, {}, optimizer_change={"beta2": 0.999})
-    assert (found.code, found.stage) == (1, "restoration")
-    assert "beta2 0.999 instead of 0.95" in found.sentence
+    assert (found.code, found.stage) == (1, "probe")
+    assert "beta2 [0.999] instead of 0.95" in found.sentence
 
 
 def test_equal_rewards_stop_at_the_gate(tmp_path: Path) -> None:
@@ -285,7 +289,7 @@ def test_the_pilots_checks_have_no_fallback(tmp_path: Path) -> None:
 
 
 def test_a_run_over_budget_stops_before_the_arms(tmp_path: Path) -> None:
-    found = outcome_of(tmp_path, {"budget.max_wall_minutes": 1e-6})
+    found = outcome_of(tmp_path, {"budget.max_wall_minutes": 5.0}, step_seconds=200.0)
     assert (found.code, found.stage) == (1, "feasibility")
     assert not (tmp_path / "run/arms").exists()
 
@@ -293,8 +297,8 @@ def test_a_run_over_budget_stops_before_the_arms(tmp_path: Path) -> None:
 def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = FakeEngine.train
 
-    def sloppy(self: FakeEngine, arm: ArmSpec, steps: int, directory: Path, progress: Any):
-        found = real(self, arm, steps, directory, progress)
+    def sloppy(self: FakeEngine, arm: ArmSpec, steps: int, directory: Path, **more: Any):
+        found = real(self, arm, steps, directory, **more)
         return (
             found._replace(steps=[s._replace(learning_rate=1.0) for s in found.steps])
             if "arms" in str(directory)
@@ -310,8 +314,10 @@ def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatc
 def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_path: Path) -> None:
     run, engine = open_run(spec, tmp_path / "run")
     arm = spec.spec.arms[1]
-    done = engine.train(arm, 3, tmp_path / "t", lambda *a: None).steps
-    assert stages.executed_config(done, arm, run)["problems"] == []
+    at = run.directory / "t"
+    trained = engine.train(arm, 3, at, progress=lambda *a: None, ledger=run.ledger, start=None)
+    done = trained.steps
+    assert stages.executed_config(trained, arm, run)["problems"] == []
     for spoilt, said in (
         (done[:2], "instead of 1..3"),
         ([*done, done[-1]], "instead of 1..3"),
@@ -324,9 +330,9 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
             [done[0]._replace(task_ids=[done[0].task_ids[1], *done[0].task_ids[1:]]), *done[1:]],
             "group sizes [1, 2] instead of [1]",
         ),
-        ([done[0]._replace(rewards=done[0].rewards[:7]), *done[1:]], "rollouts a step [7, 8] instead of [8]"),
+        ([done[0]._replace(rewards=done[0].rewards[:7]), *done[1:]], "rollouts per step [7, 8] instead of [8]"),
     ):
-        assert said in "; ".join(stages.executed_config(spoilt, arm, run)["problems"])
+        assert said in "; ".join(stages.executed_config(trained._replace(steps=spoilt), arm, run)["problems"])
 
 
 # ---- bad days
@@ -349,9 +355,9 @@ def test_kill_9_at_every_few_events_then_resume(tmp_path: Path) -> None:
     assert results["bad"] == []
 
 
-def test_an_item_that_never_ends_is_counted_wrong_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_that_is_never_answered_is_not_marked_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "ROWS", 8)
-    loaded = write_spec(tmp_path, small_spec(**{"rollonce.item_seconds": 0.3}))
+    loaded = write_spec(tmp_path, small_spec(**{"rollonce.item_seconds": 0.3, "rollonce.item_tries": 2}))
     run, engine = open_run(loaded, tmp_path / "run")
     engine.skill = dict.fromkeys(engine.skill, 1.0)
 
@@ -364,32 +370,35 @@ def test_an_item_that_never_ends_is_counted_wrong_and_reported(tmp_path: Path, m
     assert outcome.code == 0
     record = Chain(tmp_path / "run").latest("evaluation:grpo_g8")
     assert record is not None
-    assert record.data["over_time_limit"] == ["test3"]
-    assert record.data["accuracy"] == pytest.approx(23 / 24)  # its seven neighbours are not punished
-    assert any("took over 0.3 s and count as wrong (test3 first)" in d for d in run.remarks())
+    assert record.data["unanswered"] == ["test3"]
+    assert record.data["accuracy"] == 1.0  # of the 23 that were answered; its seven neighbours are not punished either
+    assert any("were not answered in 2 tries of 0.3 s each (test3 first)" in d for d in run.deviations())
+    assert run.chain.records[-1].data["criteria"][0]["unanswered"] == 1
 
 
 def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(
     spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, reference = go(spec, tmp_path / "whole")
-    real, calls = evaluate.append_line, [0]
+    real, calls = ledger.append_line, [0]
 
     def full(path: Path, value: Any) -> None:
-        calls[0] += 1
+        calls[0] += path.parent.name == "evaluation"
         if calls[0] == 10:
-            raise files.no_room(path, OSError(errno.ENOSPC, "No space left on device"))
+            calls[0] += 1
+            raise cannot_write(path, OSError(errno.ENOSPC, "No space left on device"))
         real(path, value)
 
-    monkeypatch.setattr(evaluate, "append_line", full)
-    with pytest.raises(InputError, match="No space left on device"):
+    monkeypatch.setattr(ledger, "append_line", full)
+    with pytest.raises(InputError, match="the disk is full"):
         go(spec, tmp_path / "run")
     assert len(list(read_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 9
-    monkeypatch.setattr(evaluate, "append_line", real)
+    monkeypatch.setattr(ledger, "append_line", real)
     again, chain = go(spec, tmp_path / "run")
     assert again == whole
     assert len(list(read_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 24  # the nine were not graded again
-    assert chain.records[-1].data == reference.records[-1].data
+    verdicts = [{k: v for k, v in c.records[-1].data.items() if k != "used"} for c in (chain, reference)]
+    assert verdicts[0] == verdicts[1]
 
 
 def test_a_clock_that_jumps_does_not_change_a_duration(
@@ -419,7 +428,8 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(
 ) -> None:
     loaded, _ = failed_gate(tmp_path)
     real = FakeEngine.tasks
-    monkeypatch.setattr(FakeEngine, "tasks", lambda self: (t := real(self))._replace(test=t.test[:23]))
+    other_test = colour_tasks(24, 5000, "test")
+    monkeypatch.setattr(FakeEngine, "tasks", lambda self: real(self)._replace(test=other_test))
     outcome, chain = go(loaded, tmp_path / "run")
     assert [r.stage for r in chain.records].count("data_audit") == 2  # before training: once more
     assert outcome.stage == "gate_offline"
@@ -429,7 +439,7 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(
     good = write_spec(other, small_spec())
     run, _ = open_run(good, other / "run")
     run_experiment(run)
-    monkeypatch.setattr(FakeEngine, "tasks", lambda self: (t := real(self))._replace(test=t.test[:23]))
+    monkeypatch.setattr(FakeEngine, "tasks", lambda self: real(self)._replace(test=other_test))
     with pytest.raises(
         InputError,
         match="stage 'data_audit' rests on tasks, which changed since it was recorded, and training has begun",
@@ -438,33 +448,69 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(
 
 
 def test_the_calibration_cap_counts_all_sittings(spec: LoadedSpec, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    directory.mkdir()
-    rows = [
-        {"task_id": f"cal{i}", "prompt": "p", "rewards": [0.0], "truncated": [False], "tokens": [1], "seconds": 100.0}
-        for i in range(8)
-    ]
-    (directory / "calibration.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    found, chain = go(spec, directory)
+    run, engine = open_run(spec, tmp_path / "run")
+    samples = [0]
+
+    def killed(what: str) -> None:
+        samples[0] += what == "sample"
+        if samples[0] == 2:
+            raise KeyboardInterrupt
+
+    engine.tick = killed
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(run)
+    run.ledger._by_stage["calibration"] = 601.0  # what the killed sitting took
+    run.ledger.tick("calibration", write=True)
+    found, chain = go(spec, tmp_path / "run")
     assert (found.code, found.stage) == (1, "calibration")
     assert "the cap of 10 minutes came after 8 of 32 calibration tasks" in found.sentence
     assert chain.records[-1].status == "failed"
 
 
-def test_a_run_that_took_longer_than_its_budget_says_so(spec: LoadedSpec, tmp_path: Path) -> None:
-    run, _ = open_run(write_spec(tmp_path, small_spec(**{"budget.max_wall_minutes": 1.0})), tmp_path / "run")
-    run.chain.append("long ago", "passed", spec=run.loaded.sha256, seconds=50.0)
-    engine_train = run.engine.train
+def test_the_calibration_cap_holds_within_a_request(tmp_path: Path) -> None:
+    """0.3 s is the cap, and the first request takes for ever: it is given up, not waited for."""
+    spec = write_spec(tmp_path, small_spec(**{"rollonce.calibration_minutes": 0.005}))
+    run, engine = open_run(spec, tmp_path / "run")
+    engine.tick = lambda what: time.sleep(60) if what == "sample" else None
+    began = time.monotonic()
+    outcome = run_experiment(run)
+    assert (outcome.code, outcome.stage) == (1, "calibration")
+    assert "after 0 of 32 calibration tasks" in outcome.sentence
+    assert time.monotonic() - began < 30
 
-    def slow(arm: ArmSpec, steps: int, directory: Path, progress: Any):
-        if arm.name == "gs1_tfidf_g1" and "arms" in str(directory):
-            run.chain.append("a long wait", "passed", spec=run.loaded.sha256, seconds=40.0)
-        return engine_train(arm, steps, directory, progress)
 
-    run.engine.train = slow  # type: ignore[method-assign]
-    assert run_experiment(run).code == 0
-    (remark,) = [d for d in run.remarks() if "over its budget" in d]
-    assert "minutes spent, 1 in the budget" in remark
+def test_the_budget_ends_an_arm_in_the_middle(tmp_path: Path) -> None:
+    run, engine = open_run(write_spec(tmp_path, small_spec(**{"budget.max_wall_minutes": 1.0})), tmp_path / "run")
+
+    def slow(what: str) -> None:
+        if what == "train grpo_g8 2" and (run.directory / "arms").exists():
+            run.ledger.seconds += 61.0
+
+    engine.tick = slow
+    outcome = run_experiment(run)
+    assert (outcome.code, outcome.stage) == (1, "arm:grpo_g8")
+    assert "the budget was used up at grpo_g8, steps 2 of 3: 1." in outcome.sentence
+    assert not (run.directory / "arms/gs1_tfidf_g1").exists()
+
+
+def test_time_of_killed_sittings_and_tokens_are_reported(spec: LoadedSpec, tmp_path: Path) -> None:
+    run, engine = open_run(spec, tmp_path / "run")
+
+    def killed(what: str) -> None:
+        if what == "train grpo_g8 3":
+            run.ledger.seconds += 100.0
+            run.ledger.tick("pilot", write=True)
+            raise KeyboardInterrupt
+
+    engine.tick = killed
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(run)
+    _, chain = go(spec, tmp_path / "run")
+    used = chain.records[-1].data["used"]
+    assert used["seconds"] > 100.0
+    # 32 x 6 calibration; 2 arms x (2 pilot + 3) steps x 8 at 3 tokens each; 2 x 24 items at 4
+    assert used["response_tokens"] == 32 * 6 * 3 + 2 * 5 * 8 * 3 + 2 * 24 * 4
+    assert used["trained_tokens"] == 2 * 5 * 8 * (3 + 7)
 
 
 # ---- feasibility by hand
@@ -472,7 +518,7 @@ def test_a_run_that_took_longer_than_its_budget_says_so(spec: LoadedSpec, tmp_pa
 
 def test_projection_counts_the_first_step_once() -> None:
     arm = ArmSpec(name="a", advantage="none", group_size=1, groups_per_batch=8, lr=0.1, seed=0, steps=60)
-    arm_phase, evaluation = project([arm], {"a": [20.0, 2.0, 4.0]}, 10.0, 100, 1319)
+    arm_phase, evaluation = project_phases([arm], {"a": [20.0, 2.0, 4.0]}, 10.0, 100, 1319)
     assert arm_phase.expected == pytest.approx(20 + 59 * 3)
     assert (arm_phase.low, arm_phase.high) == (20 + 59 * 2, 20 + 59 * 4)
     assert evaluation.expected == pytest.approx(131.9)
@@ -480,14 +526,14 @@ def test_projection_counts_the_first_step_once() -> None:
 
 def test_the_budget_is_wall_time_times_declared_gpus() -> None:
     arm = ArmSpec(name="a", advantage="none", group_size=1, groups_per_batch=8, lr=0.1, seed=0, steps=2)
-    phases = project([arm], {"a": [1800.0, 1800.0]}, 0.0, 1, 1)
-    fits = judge(phases, 0.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))
+    phases = project_phases([arm], {"a": [1800.0, 1800.0]}, 0.0, 1, 1)
+    fits = against_budget(phases, 0.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))
     assert fits["passed"]
     assert fits["gpu_hours"] == 2.0
-    assert not judge(phases, 1.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=None))["passed"]
-    assert not judge(phases, 1.0, 0.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))["passed"]
-    slow = project([arm], {"a": [1000.0, 100.0, 3000.0]}, 0.0, 1, 1)
-    warned = judge(slow, 0.0, 1.0, Budget(max_wall_minutes=50.0))
+    assert not against_budget(phases, 1.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=None))["passed"]
+    assert not against_budget(phases, 1.0, 0.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))["passed"]
+    slow = project_phases([arm], {"a": [1000.0, 100.0, 3000.0]}, 0.0, 1, 1)
+    warned = against_budget(slow, 0.0, 1.0, Budget(max_wall_minutes=50.0))
     assert warned["passed"]
     assert "slowest step" in warned["warnings"][0]
 

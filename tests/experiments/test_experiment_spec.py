@@ -10,9 +10,10 @@ from experiment_fakes import SEED_SPEC, SPECS, small_spec, write_spec
 
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of, check_advantages, config_of
-from rollonce.experiments.derive import derive
+from rollonce.experiments.derive import derive_settings
 from rollonce.experiments.loading import load_spec
 from rollonce.experiments.pins import package_pin, reference_pin, resolve
+from rollonce.experiments.safeguards import switched_off
 
 
 def test_the_requests_file_is_read_whole() -> None:
@@ -26,20 +27,20 @@ def test_the_requests_file_is_read_whole() -> None:
 
 
 def test_what_the_requests_file_says_in_words_is_found_there() -> None:
-    s = derive(load_spec(SEED_SPEC).spec)
+    s = derive_settings(load_spec(SEED_SPEC).spec)
     assert (s.engine, s.tasks, s.max_tokens) == ("cookbook", "gsm8k:hub", 512)
     assert (s.calibration_tasks, s.calibration_group_size, s.calibration_minutes) == (64, 8, 10.0)
     assert (s.pilot_steps, s.pilot_eval_items, s.restoration_atol, s.declared_gpus) == (3, 100, 1e-4, 1.0)
     assert (s.baseline, s.treatment, s.fallbacks) == ("grpo_g8", "gs1_tfidf_g1", (LENGTH_BUCKETS,))
-    assert s.origin["max_tokens"] == "command"
-    assert s.origin["item_seconds"] == "default"
+    assert s.origins["max_tokens"].where == "command"
+    assert s.origins["item_seconds"].where == "default"
 
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.spec.json")), ids=lambda p: p.name)
 def test_every_shipped_specification_is_valid(path: Path) -> None:
     loaded = load_spec(path)
     check_advantages(loaded.spec)
-    derive(loaded.spec)
+    derive_settings(loaded.spec)
     assert loaded.unknown == []
 
 
@@ -58,9 +59,10 @@ def test_the_treatment_is_the_published_kernel() -> None:
 def test_unknown_fields_are_kept_and_listed(tmp_path: Path) -> None:
     document = small_spec()
     document["colour"] = "green"
-    document["arms"][1]["mood"] = {"deep": 1}
+    document["dataset"]["mood"] = {"deep": 1}
     loaded = write_spec(tmp_path, document)
-    assert loaded.unknown == ["colour", "arms[1].mood"]
+    assert loaded.unknown == ["colour", "dataset.mood"]
+    assert "does not know: colour, dataset.mood" in switched_off(loaded, derive_settings(loaded.spec))[-1]
     assert loaded.raw["colour"] == "green"
     assert loaded.sha256 != write_spec(tmp_path, small_spec(), "b.json").sha256
 
@@ -157,7 +159,7 @@ def test_what_is_no_specification_at_all(tmp_path: Path, text: str, said: str) -
 
 def test_pins_of_the_local_engine_are_what_is_installed(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec())
-    found = resolve(loaded, derive(loaded.spec))
+    found = resolve(loaded, derive_settings(loaded.spec))
     assert found.open == {}
     assert set(found.resolved) == set(loaded.unresolved)
     assert reference_pin()["sha256"] == found.resolved["correctness_preflight.paths[0].reference_revision"]["sha256"]
@@ -165,7 +167,7 @@ def test_pins_of_the_local_engine_are_what_is_installed(tmp_path: Path) -> None:
 
 def test_a_field_that_nothing_resolves_stays_open(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec(**{"dataset.split": "UNRESOLVED: pin the revision of the data"}))
-    found = resolve(loaded, derive(loaded.spec))
+    found = resolve(loaded, derive_settings(loaded.spec))
     assert list(found.open) == ["dataset.split"]
     assert "write the value into the specification" in found.open["dataset.split"]
 

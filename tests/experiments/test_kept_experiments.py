@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rollonce.experiments.decision import decide
-from rollonce.experiments.derive import derive, role
+from rollonce.experiments.derive import derive_settings, role_name
 from rollonce.experiments.files import digest
 from rollonce.experiments.loading import load_spec
 from rollonce.experiments.records import Chain
@@ -54,10 +54,10 @@ def test_chain_files_and_verdict(folder: Path) -> None:
     assert digest(json.loads((STUDIES.parents[1] / "specs" / f"{folder.name}.spec.json").read_text())) == loaded.sha256
     if last.stage != "decision":
         return
-    settings = derive(loaded.spec)
+    settings = derive_settings(loaded.spec)
     grades = {}
     for key in {k for c in loaded.spec.decision_rule.criteria for k in c.weights}:
-        items = rows(folder, f"evaluation/{role(settings, key)}.jsonl")
+        items = rows(folder, f"evaluation/{role_name(settings, key)}.jsonl")
         assert len({r["task_id"] for r in items}) == len(items) == loaded.spec.eval.n_examples
         grades[key] = {r["task_id"]: r["reward"] for r in items}
     order = list(next(iter(grades.values())))

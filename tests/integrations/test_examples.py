@@ -78,22 +78,6 @@ def test_the_multi_gpu_script_runs_its_tiny_version(tmp_path, file):
     assert module.reward([[{"role": "assistant", "content": "it is 12"}]], ["#### 13"]) == [0.0]
 
 
-def test_modal_script_calls_rollonce_as_it_is(tmp_path):
-    """Only here: Modal itself was not used."""
-    module = load("modal_gsm8k")
-    assert (ROOT / module.SPEC).exists()
-    command = module.compare_command(str(ROOT / module.SPEC), str(tmp_path / "out"), [0, 1])
-    assert command[-3:] == ["--seeds", "0", "1"]
-    shown = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=600, check=False)
-    for option in ("--out", "--processes", "--seeds"):
-        assert option in shown.stdout
-    (tmp_path / "bad.toml").write_text("[train]\nsteps = 'many'\n")
-    assert module.run_comparison(str(tmp_path / "bad.toml"), str(tmp_path / "out"), []) == 2, (
-        "bad input's exit code comes through"
-    )
-    assert f"{ROOT}[train]" in module.install_command(str(ROOT))
-
-
 def test_a_kernel_of_ones_own_from_file_to_board_to_training_run(tmp_path):
     """CONTRIBUTING.md has the same kernel; here it is audited, scored and trained with."""
     assert len(EXAMPLES.joinpath("own_kernel.py").read_text().splitlines()) < 50

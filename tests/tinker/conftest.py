@@ -82,15 +82,15 @@ class Recipe:
             *arguments,
         ]
 
-    def start(self, command: list[str], version: str = "0.6.1") -> subprocess.Popen[str]:
+    def start(self, command: list[str], version: str = "0.5.8") -> subprocess.Popen[str]:
         """Start it; output is one stream of text."""
-        paths = [str(HERE)] + ([os.environ["COOKBOOK_058"]] if version == "0.5.8" else [])
+        paths = [str(HERE)] + ([os.environ["COOKBOOK_061"]] if version == "0.6.1" else [])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
 
-    def run(self, command: list[str], version: str = "0.6.1") -> tuple[int, str]:
+    def run(self, command: list[str], version: str = "0.5.8") -> tuple[int, str]:
         """Exit code and output."""
         process = self.start(command, version)
         output, _ = process.communicate(timeout=240)

@@ -78,6 +78,8 @@ class TinkerServer:
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            # What the server needs beside the client's environment lies in a folder of its own (tests/tinker/ci.sh).
+            "PYTHONPATH": os.environ.get("SERVER_PACKAGES", str(Path(sys.prefix) / "server")),
         }
         settings = {
             "base_model": str(self.model),

@@ -51,14 +51,23 @@ def rollonce(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def other_command(command: str, model: Path, steps: int) -> str:
+    """The registered command line with what is changed here."""
+    changes = {"Qwen/Qwen3.5-2B": str(model), "lora_rank=32": "lora_rank=8", "max_steps=60": f"max_steps={steps}"}
+    for before, after in changes.items():
+        command = command.replace(before, after)
+    return command
+
+
 def small(model: Path, directory: Path) -> Path:
     """The request's file with a model that fits here, two steps, and a reward that a model which knows nothing
     earns."""
     spec: dict[str, Any] = json.loads(SPEC.read_text())
     spec |= {"base_model": str(model), "lora_rank": 8, "steps": 2}
+    spec["command"] = other_command(spec["command"], model, 2)
     for arm in spec["arms"]:
         arm["steps"] = 2
-    spec["dataset"]["n_examples"], spec["eval"]["n_examples"] = 400, 16
+    spec["dataset"]["n_examples"], spec["eval"]["n_examples"] = 400, 24
     for check in spec["activation_gate"]["checks"]:
         low = {"offline_beff_ratio_tfidf_vs_loo_mean": 0.5, "pilot_mean_abs_gs1_minus_batchmean_baseline": 1e-6}
         check["min"] = low.get(check["metric"], check.get("min"))
@@ -113,6 +122,7 @@ def test_the_requests_own_file_is_stopped_by_its_gate(
     trained."""
     spec: dict[str, Any] = json.loads(SPEC.read_text())
     spec["base_model"], spec["lora_rank"] = str(model), 8
+    spec["command"] = other_command(spec["command"], model, 3)
     for group in spec["restoration_preflight"]["groups"]:
         for arm in group["arms"]:
             arm["optimizer_config"]["lora_rank"] = 8

@@ -19,14 +19,14 @@ from rollonce.baselines import Baseline, LeaveOneOut, published_length_buckets, 
 from rollonce.integrations.tinker_cookbook import PATCHED, TESTED
 from rollonce.reference import gs1_baseline, tfidf_similarity
 
-VERSIONS = ["0.6.1", "0.5.8"]
+VERSIONS = ["0.5.8", "0.6.1"]
 GS1 = ("group_size=1", "groups_per_batch=32")
 
 
 def source(wanted: str) -> Path:
     """``rl/train.py`` of a version."""
-    if wanted == "0.5.8":
-        return Path(os.environ["COOKBOOK_058"]) / "tinker_cookbook" / "rl" / "train.py"
+    if wanted == "0.6.1":
+        return Path(os.environ["COOKBOOK_061"]) / "tinker_cookbook" / "rl" / "train.py"
     import tinker_cookbook
 
     return Path(tinker_cookbook.__path__[0]) / "rl" / "train.py"
@@ -49,7 +49,7 @@ def saved(baseline: Baseline, directory: Path) -> Path:
 
 def test_the_versions_are_those_that_the_adapter_names() -> None:
     assert tuple(sorted(VERSIONS)) == TESTED
-    assert version("tinker-cookbook") == "0.6.1"
+    assert version("tinker-cookbook") == "0.5.8"  # what pip install 'rollonce[tinker]' gives here
 
 
 @pytest.mark.parametrize("wanted", VERSIONS)
@@ -137,7 +137,7 @@ def test_patched_at_group_size_one_it_learns_from_32_rollouts_and_the_advantages
         np.testing.assert_allclose(record["advantages"], r - record["baselines"], atol=1e-12)
         assert record["self_weight_max"] == 0.0
         assert record["mean_abs_baseline_minus_loo"] > 0
-    assert json.loads((tmp_path / "log" / "rollonce" / "run.json").read_text())["tinker_cookbook"] in (wanted, "0.6.1")
+    assert json.loads((tmp_path / "log" / "rollonce" / "run.json").read_text())["tinker_cookbook"] in (wanted, "0.5.8")
     # What print_group showed on the console are the advantages that were trained with, not the zeros of a group of one.
     assert "Trajectory Group" in output
 
@@ -205,7 +205,7 @@ def test_the_stand_in_of_the_ordinary_suite_has_the_cookbooks_signatures() -> No
     mine = {
         n.name: [a.arg for a in n.args.args] for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    real = ast.parse(source("0.6.1").read_text(encoding="utf-8"))
+    real = ast.parse(source("0.5.8").read_text(encoding="utf-8"))
     theirs = {
         n.name: [a.arg for a in n.args.args] for n in real.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -17,17 +17,24 @@ HELP = """\
 Carry a pre-registered experiment from preflight to verdict, unattended. Every
 stage leaves a record in the run's directory, chained by hashes to the
 specification; the same command goes on after a kill, and no stage is done twice.
-A failed gate stops the run. Start with --check: it says what would be done, what
-this design can detect at all, and what it costs at most, and runs nothing.
+A failed gate stops the run. Start with --check: within seconds it says what would
+be done, what this design can detect at all, what it costs at most in tokens and
+dollars, and whether key, service, model, tokenizer, renderer and data are there.
+It runs nothing.
 
-Exit codes: 0 a verdict was reached (whatever it is), 1 a gate or check failed,
-2 bad input.
+Exit codes: 0 a verdict was reached (whatever it is), 1 a gate or check failed and
+nothing else, 2 bad input, or something that the run needs is not there, 70 a fault
+of the program.
 
 Examples:
   rollonce run specs/local_twin.spec.json --check
   rollonce run specs/local_twin.spec.json --out out/twin
-  rollonce run specs/gs1_vs_grpo_gsm8k.spec.json --gsm8k DIR --base-url URL
+  rollonce run specs/gs1_vs_grpo_gsm8k.spec.json --renderer qwen3_5_disable_thinking \\
+      --base-url URL --check
 """
+
+
+FAULT = 70  # EX_SOFTWARE
 
 
 @dataclass
@@ -37,14 +44,23 @@ class Args:
     spec: Annotated[str, Positional, arg(metavar="SPEC.json", help_behavior_hint="")]
     """The specification."""
     check: Flag = False
-    """Say what would be done, and run nothing."""
+    """Say what would be done and whether it can start, and run nothing."""
     out: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """The run's directory; default out/run/NAME of the specification. One that holds a run goes on with it."""
+    renderer: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
+    """How prompts become tokens on a service, where the specification names none: a renderer of tinker-cookbook
+    (qwen3_5_disable_thinking), or text or chat for our own loop. Recorded, outside of the specification's hash; it can
+    be mended until something was spent."""
+    engine: Annotated[Literal["local", "tinker", "cookbook"] | None, arg(help_behavior_hint="")] = None
+    """What trains, where the specification's own section does not say: our loop here (local) or on a service (tinker),
+    or the stock recipe (cookbook). Another than the registered one is a deviation in the report."""
     gsm8k: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Where GSM8K's train.jsonl(.gz) and test.jsonl(.gz) lie; the hub otherwise."""
     base_url: Annotated[str | None, arg(metavar="URL", help_behavior_hint="")] = None
     """The Tinker-compatible service; default the specification's, then TINKER_BASE_URL. The key comes from the
     environment."""
+    price: Annotated[str | None, arg(metavar="PREFILL,SAMPLE,TRAIN", help_behavior_hint="")] = None
+    """Dollars per million tokens read, sampled and trained on; default a small table with its date."""
     json: bool = False
     """Print JSON and nothing else on stdout."""
 
@@ -53,86 +69,124 @@ def run(args: Args) -> int:
     """Check, or run, and write the report.
 
     Raises:
-        InputError: a specification that is wrong, fields that cannot be resolved, a run of another specification in the
-            directory.
+        InputError: a specification that is wrong, fields that cannot be resolved, something that is not there, a run of
+            another specification in the directory.
     """
     from rollonce.experiments.advantages import check_advantages
-    from rollonce.experiments.derive import derive
+    from rollonce.experiments.derive import derive_settings
     from rollonce.experiments.loading import load_spec
-    from rollonce.experiments.pins import resolve
+    from rollonce.experiments.prices import parse_price
 
     loaded = load_spec(args.spec)
     try:
         check_advantages(loaded.spec)
-        settings = derive(loaded.spec)
+        settings = _with_options(args, derive_settings(loaded.spec))
     except InputError as error:
         raise InputError(error.message, file=args.spec) from None
-    settings = dataclasses.replace(settings, origin=dict(settings.origin))
+    price = parse_price(args.price) if args.price is not None else None
+    if args.check:
+        return _check(args, loaded, settings, price)
+    try:
+        return _run(args, loaded, settings, price)
+    except InputError:
+        raise
+    except Exception:
+        # Python's own exit code for a traceback is 1, which here means that a gate or check failed.
+        traceback.print_exc()
+        print("rollonce: a fault of the program and no failed gate; the same command goes on here", file=sys.stderr)
+        return FAULT
+
+
+def _with_options(args: Args, settings: Any) -> Any:
+    """The settings with what the command line says; never against what the specification says."""
+    if args.engine is not None and args.engine != settings.engine:
+        if settings.origins["engine"].where == "rollonce.engine":
+            raise InputError(f"--engine {args.engine} was given, but rollonce.engine is {settings.engine}")
+        settings = settings.with_option("engine", args.engine, "--engine")
     if args.gsm8k is not None:
         if not settings.tasks.startswith("gsm8k:"):
-            raise InputError(
-                f"--gsm8k was given, but the tasks of this specification are {settings.tasks!r}", file=args.spec
-            )
-        settings = dataclasses.replace(settings, tasks=f"gsm8k:{Path(args.gsm8k).expanduser().resolve()}")
-        settings.origin["tasks"] = "--gsm8k"
+            raise InputError(f"--gsm8k was given, but the tasks of this specification are {settings.tasks!r}")
+        settings = settings.with_option("tasks", f"gsm8k:{Path(args.gsm8k).expanduser().resolve()}", "--gsm8k")
+    for name, value in (("base_url", args.base_url), ("renderer", args.renderer), ("price", args.price)):
+        if value is not None and settings.engine == "local":
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} was given, but this specification runs on this machine")
     if args.base_url is not None:
-        if settings.engine == "local":
-            raise InputError("--base-url was given, but this specification runs on this machine", file=args.spec)
-        settings = dataclasses.replace(settings, base_url=args.base_url)
-    if args.check:
-        return _check(args, loaded, settings, resolve(loaded, settings))
-    return _run(args, loaded, settings)
+        settings = settings.with_option("base_url", args.base_url, "--base-url")
+    if args.renderer is not None:
+        if settings.renderer not in (None, args.renderer):
+            raise InputError(f"--renderer {args.renderer} was given, but rollonce.renderer is {settings.renderer}")
+        settings = settings.with_option("renderer", args.renderer, "--renderer")
+    return settings
 
 
-def _check(args: Args, loaded: Any, settings: Any, pins: Any) -> int:
-    from rollonce.experiments.plan import cost, plan_lines
+def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
+    from rollonce.experiments.pins import resolve
+    from rollonce.experiments.plan import cost_of, plan_lines
+    from rollonce.experiments.readiness import check_readiness
 
-    sections = plan_lines(loaded, settings, pins)
+    pins = resolve(loaded, settings)
+    ready = check_readiness(settings)
+    missing = [r for r in ready if not r.ready]
+    sections = plan_lines(loaded, settings, pins, price)
     if args.json:
+        cost = cost_of(loaded, settings, price)._asdict()
+        cost["price"] = cost["price"] and cost["price"]._asdict()
         print_json(
             {
                 "title": loaded.spec.title,
                 "sha256": loaded.sha256,
                 "sections": dict(sections),
-                "cost": cost(loaded, settings)._asdict(),
+                "cost": cost,
                 "unresolved": pins.open,
                 "pins": pins.resolved,
                 "unknown_fields": loaded.unknown,
+                "readiness": [r._asdict() for r in ready],
+                "can_start": not missing and not pins.open,
             }
         )
-        return 0
+        return 2 if missing or pins.open else 0
+    sections.append(("Can it start?", [f"{r.what}: {'' if r.ready else 'NO, '}{r.sentence}" for r in ready]))
     console = out()
     console.print(f"{loaded.spec.title}\n{args.spec}, sha256 {loaded.sha256}", markup=False, soft_wrap=True)
     for heading, lines in sections:
         console.print(f"\n{heading}", markup=False)
         for line in lines:
             console.print(f"  - {line}", markup=False, soft_wrap=True)
-    console.print("\nNothing was run.", markup=False)
-    return 0
+    lacking = [r.what for r in missing] + list(pins.open)
+    end = f"It cannot start yet: {', '.join(lacking)}." if lacking else "It can start."
+    console.print(f"\nNothing was run. {end}", markup=False, soft_wrap=True)
+    return 2 if lacking else 0
 
 
-def _run(args: Args, loaded: Any, settings: Any) -> int:
+def _run(args: Args, loaded: Any, settings: Any, price: Any) -> int:
     from rollonce.experiments.engines import make_engine
+    from rollonce.experiments.pins import resolve
+    from rollonce.experiments.readiness import Readiness, check_readiness, refuse_unready
     from rollonce.experiments.records import locked
-    from rollonce.experiments.run import Run
+    from rollonce.experiments.run import ExperimentRun
     from rollonce.experiments.stages import run_experiment
     from rollonce.reports.experiment import write_report
 
     name = Path(args.spec).name.removesuffix(".json").removesuffix(".spec")
-    directory = Path(args.out or f"out/run/{name}").expanduser()
+    directory = Path(args.out or f"out/run/{name}").expanduser().resolve()
     with locked(directory), Bars() as bars:
         engine = make_engine(loaded.spec, settings)
-        run = Run(loaded, settings, engine, directory.resolve(), say=remark, tell=bars.tell)
+        run = ExperimentRun(loaded, settings, engine, directory, say=remark, show_progress=bars.tell)
+        if run.chain.latest("decision") is None:
+            still_open = [Readiness(path, False, why) for path, why in resolve(loaded, settings).open.items()]
+            refuse_unready([*check_readiness(settings), *still_open])
         try:
             outcome = run_experiment(run)
         finally:
             close = getattr(engine, "close", None)
             if close is not None:
                 close()
-        pages = write_report(directory, command_line("run", sys.argv[1:]), outcome)
+        pages = write_report(directory, command_line("run", sys.argv[1:]), outcome, price)
     if args.json:
         print_json({**outcome._asdict(), "directory": str(directory), "report": [str(p) for p in pages]})
     else:
         out().print(outcome.sentence, markup=False, soft_wrap=True)
         remark(f"records: {directory}/records.jsonl   page: {pages[0]}   Markdown: {pages[1]}")
+        remark(f"head of the records: {run.chain.records[-1].hash} (whoever has it can tell whether any was dropped)")
     return outcome.code

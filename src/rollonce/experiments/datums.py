@@ -125,7 +125,7 @@ class Signal(NamedTuple):
     to_parameters: FloatArray
 
 
-def signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
+def training_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
     """By torch: ``-sum ratio A`` over response tokens (importance sampling), over their number with ``token_mean``."""
     model = TinyModel()
     log_probs = torch.cat(model([d.inputs for d in datums], [d.targets for d in datums]))
@@ -183,7 +183,7 @@ class Comparison(NamedTuple):
         return self._asdict()
 
 
-def compare(what: str, ours: Signal, other: Signal, loss: Tolerance, gradient: Tolerance) -> Comparison:
+def compare_signals(what: str, ours: Signal, other: Signal, loss: Tolerance, gradient: Tolerance) -> Comparison:
     """``other`` is what is right: tolerances are relative to it. Gradients of zero throughout are no agreement but
     nothing to compare."""
     loss_ok = abs(ours.loss - other.loss) <= loss.atol + loss.rtol * abs(other.loss)

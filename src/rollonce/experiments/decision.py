@@ -1,16 +1,20 @@
-"""The verdict: paired Hoeffding as registered, simultaneous over criteria. What stands beside it decides nothing."""
+"""The verdict: paired Hoeffding as registered, simultaneous over criteria. What stands beside it decides nothing.
+
+An item that one arm never answered may have had any grade within the bounds. The interval then reaches from the lower
+end with the worst of them to the upper end with the best: neither "validated" nor "failed" can come from a stall.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rollonce.errors import InputError
 from rollonce.experiments.intervals import Interval, McNemar, betting, empirical_bernstein, hoeffding, mcnemar
-from rollonce.experiments.spec import Criterion, DecisionRule, span
+from rollonce.experiments.spec import Criterion, DecisionRule, metric_span
 from rollonce.rollouts import FloatArray
 from rollonce.tuning.power import half_width
 
@@ -28,7 +32,8 @@ class CriterionResult(NamedTuple):
         id, margin: As registered.
         alpha: Its share of the rule's alpha (Bonferroni).
         n: Items.
-        means: Metric's mean by weight key.
+        means: Metric's mean by weight key, over the items that were answered.
+        unanswered: Items that an arm never answered; the intervals hold whatever their grades were.
         hoeffding: The interval that decides.
         bernstein, betting: Beside it: valid, tighter, not deciding.
         mcnemar: Beside it, for two arms graded 0/1; None else.
@@ -41,6 +46,7 @@ class CriterionResult(NamedTuple):
     alpha: float
     n: int
     means: dict[str, float]
+    unanswered: int
     hoeffding: Interval
     bernstein: Interval
     betting: Interval
@@ -73,7 +79,7 @@ def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
 
     Args:
         rule: As registered.
-        grades: The metric of each item, by the weights' keys, items in one order (n,).
+        grades: The metric of each item, by the weights' keys, items in one order (n,); NaN where it was never answered.
 
     Raises:
         InputError: arms graded on different numbers of items, or a grade outside the registered bounds.
@@ -90,6 +96,9 @@ def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
         else f"{verdict.capitalize()}, over {len(found)} simultaneous criteria. "
         + " ".join(f"{c.id}: {c.sentence}" for c in found)
     )
+    lost = max(c.unanswered for c in found)
+    if lost:
+        sentence += f" {lost} items were never answered by an arm; the interval holds whatever their grades were."
     return Decision(verdict, sentence, found, CAVEAT)
 
 
@@ -99,20 +108,22 @@ def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> 
     if len(set(sizes.values())) != 1:
         raise InputError(f"a paired comparison needs the same items in every arm, but they have {sizes}")
     for key, g in used.items():
-        bad = g[(g < c.bounds[0]) | (g > c.bounds[1]) | ~np.isfinite(g)]
+        bad = g[(g < c.bounds[0]) | (g > c.bounds[1]) | np.isinf(g)]
         if len(bad):
             raise InputError(
                 f"the criterion {c.id!r} was registered for a metric in {c.bounds}, but {key} has a grade of {bad[0]:g}"
             )
-    d = sum((c.weights[key] * g for key, g in used.items()), np.zeros(next(iter(sizes.values()))))
-    low, high = span(c)
-    interval = hoeffding(d, low, high, alpha)
+    worst, best = _differences(c, used)
+    d = (worst + best) / 2
+    low, high = metric_span(c)
+    interval = Interval(float(d.mean()), hoeffding(worst, low, high, alpha).low, hoeffding(best, low, high, alpha).high)
+    unanswered = int((worst != best).sum())
     verdict: Verdict = (
         "validated" if interval.low > c.margin else "failed" if interval.high < c.margin else "inconclusive"
     )
     pair = [key for key, w in c.weights.items() if w]
     test = None
-    if len(pair) == 2 and all(set(np.unique(used[k])) <= {0.0, 1.0} for k in pair):
+    if len(pair) == 2 and unanswered == 0 and all(set(np.unique(used[k])) <= {0.0, 1.0} for k in pair):
         up, down = sorted(pair, key=lambda k: -c.weights[k])
         test = mcnemar(used[up], used[down])
     return CriterionResult(
@@ -120,14 +131,39 @@ def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> 
         c.margin,
         alpha,
         len(d),
-        {key: float(g.mean()) for key, g in used.items()},
+        {key: float(np.nanmean(g)) for key, g in used.items()},
+        unanswered,
         interval,
-        empirical_bernstein(d, low, high, alpha),
-        betting(d, low, high, alpha),
+        _outer(empirical_bernstein, worst, best, low, high, alpha),
+        _outer(betting, worst, best, low, high, alpha),
         test,
         verdict,
         _sentence(verdict, c, interval, len(d), alpha, high - low),
     )
+
+
+def _differences(c: Criterion, used: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """``sum of weight x grade`` of each item (n,), with what was never answered at its worst and at its best."""
+    n = len(next(iter(used.values())))
+    worst, best = np.zeros(n), np.zeros(n)
+    for key, g in used.items():
+        weight = c.weights[key]
+        ends = sorted((weight * c.bounds[0], weight * c.bounds[1]))
+        worst += np.where(np.isnan(g), ends[0], weight * g)
+        best += np.where(np.isnan(g), ends[1], weight * g)
+    return worst, best
+
+
+def _outer(
+    method: Callable[[FloatArray, float, float, float], Interval],
+    worst: FloatArray,
+    best: FloatArray,
+    low: float,
+    high: float,
+    alpha: float,
+) -> Interval:
+    below, above = method(worst, low, high, alpha), method(best, low, high, alpha)
+    return Interval((below.value + above.value) / 2, below.low, above.high)
 
 
 def _sentence(verdict: Verdict, c: Criterion, i: Interval, n: int, alpha: float, width: float) -> str:
@@ -138,7 +174,7 @@ def _sentence(verdict: Verdict, c: Criterion, i: Interval, n: int, alpha: float,
         return f"Validated: {said}, whose lower end lies above the margin {c.margin:+g}."
     half = half_width("hoeffding", n, alpha, 0.0, span=width)
     needed = c.margin + half
-    most = span(c)[1]
+    most = metric_span(c)[1]
     needs = (
         f"an observed difference above {needed:+.4f} was needed"
         if needed < most
@@ -158,7 +194,7 @@ def power_statement(rule: DecisionRule, n: int) -> list[str]:
     alpha = rule.alpha / len(rule.criteria)
     out = []
     for c in rule.criteria:
-        low, high = span(c)
+        low, high = metric_span(c)
         half = half_width("hoeffding", n, alpha, 0.0, span=high - low)
         needed = c.margin + half
         text = f"{c.id}: {n} items, half-width {half:.4f} at alpha {alpha:.4g}; "

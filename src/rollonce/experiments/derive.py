@@ -1,14 +1,18 @@
-"""What a run needs and the registered text says in words: derived from it, each with where it was found.
+"""What a run needs, as typed fields: each says which words of the specification it came from.
 
-The section ``rollonce`` of the file comes first, then the command, the method and the gate's texts, then a default of
-ours. ``--check`` prints all of them, so nothing is assumed in silence.
+The section ``rollonce`` of the file comes first. What is not there is read from the registered text by `READINGS`, one
+line per phrase, and recorded with the sentence. A sentence that speaks of a setting and cannot be read stops the run,
+and so do two sentences that contradict each other; nothing is guessed. What is said nowhere has a default, and
+``--check`` prints all of them with their sentences.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import LENGTH_BUCKETS
@@ -16,9 +20,16 @@ from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.tasks import usual_spec
 
 
+class Origin(NamedTuple):
+    """Where a setting came from: the field (or ``default``, or an option), and the sentence where it is text."""
+
+    where: str
+    sentence: str = ""
+
+
 @dataclass(frozen=True)
-class Settings:
-    """How the experiment is run. ``origin`` says for each where it came from.
+class ExperimentSettings:
+    """How the experiment is run. ``origins`` says for each setting where it came from.
 
     Attributes:
         engine: ``local``, ``tinker`` (our loop on a service) or ``cookbook`` (the stock recipe there).
@@ -28,12 +39,17 @@ class Settings:
         calibration_tasks, calibration_group_size, calibration_minutes: The offline part of the gate.
         pilot_steps, pilot_eval_items: The timing pilot.
         item_seconds: Time limit of one evaluation item.
+        item_tries: How often an item is asked before it counts as unanswered.
         declared_gpus: What wall time is multiplied by for the budget.
         restoration_atol: How far log-probabilities of fresh clients may lie apart.
         dense_reward: Reward a random model can earn, for tests of the machinery; never for a result.
         baseline, treatment: Names of the two arms that gates and criteria speak of.
         fallbacks: Advantages that a revised specification may put in the treatment's place after a failed offline gate.
         train_tasks, task_seed: For sources that draw.
+        selection_tasks: Hold-out tasks by which one arm of each group of ``rollonce.selection`` is chosen; 0 for none.
+        renderer: How prompts become tokens on a service.
+        base_url: The service.
+        origins: Setting -> where it came from.
     """
 
     engine: str
@@ -46,6 +62,7 @@ class Settings:
     pilot_steps: int
     pilot_eval_items: int
     item_seconds: float
+    item_tries: int
     declared_gpus: float
     restoration_atol: float
     dense_reward: bool
@@ -54,114 +71,270 @@ class Settings:
     fallbacks: tuple[str, ...]
     train_tasks: int | None
     task_seed: int
+    selection_tasks: int
     renderer: str | None
     base_url: str | None
-    origin: dict[str, str]
+    origins: dict[str, Origin]
+
+    def with_option(self, name: str, value: Any, option: str) -> ExperimentSettings:
+        """The same with one setting from the command line."""
+        return dataclasses.replace(self, **{name: value}, origins={**self.origins, name: Origin(option)})
+
+    def plain(self) -> dict[str, Any]:
+        """Plain JSON, for the records."""
+        return dataclasses.asdict(self) | {
+            "fallbacks": list(self.fallbacks),
+            "origins": {name: list(origin) for name, origin in self.origins.items()},
+        }
 
 
-def derive(spec: Spec) -> Settings:
+class Reading(NamedTuple):
+    """One way in which the registered text says a setting.
+
+    Attributes:
+        setting: Its name.
+        field: The text that is read (`_texts`).
+        mentions: What a sentence about it holds (a regular expression).
+        value: The regular expression whose group is the value.
+        convert: Group to value; KeyError or ValueError where it means nothing.
+    """
+
+    setting: str
+    field: str
+    mentions: str
+    value: str
+    convert: Callable[[str], Any]
+
+
+_RECIPES = {"tinker_cookbook.recipes.math_rl.train": "cookbook"}
+_FALLBACKS = {"prompt-length-bucket": (LENGTH_BUCKETS,)}
+
+READINGS = (
+    Reading("engine", "command", r"\bpython -m\b", r"python -m (\S+)", _RECIPES.__getitem__),
+    Reading("max_tokens", "command", r"max_tokens", r"max_tokens[= ](\d+)", int),
+    Reading("max_tokens", "method", r"max_tokens", r"max_tokens[= ](\d+)", int),
+    Reading("max_tokens", "eval.metric", r"max_tokens", r"max_tokens[= ](\d+)", int),
+    Reading("calibration_tasks", "command", r"calibration: ", r"(\d+) tasks x \d+ rollouts", int),
+    Reading("calibration_tasks", "activation_gate", r"calibration set", r"on (\d+) held-out", int),
+    Reading("calibration_group_size", "command", r"calibration: ", r"\d+ tasks x (\d+) rollouts", int),
+    Reading("calibration_group_size", "activation_gate", r"calibration set", r"G=(\d+) rollouts", int),
+    Reading("calibration_minutes", "command", r"capped at", r"capped at (\d+(?:\.\d+)?) minutes", float),
+    Reading("pilot_steps", "command", r"[Pp]ilot: ", r"(\d+) steps per arm", int),
+    Reading("pilot_steps", "activation_gate", r"pilot steps", r"first (\d+) pilot steps", int),
+    Reading("pilot_eval_items", "command", r"[Pp]ilot: ", r"a (\d+)-item eval", int),
+    Reading("restoration_atol", "restoration_preflight.reason", r"\batol\b", r"atol (\d[0-9.]*(?:e-?\d+)?)", float),
+    Reading("fallbacks", "command", r"pre-approved fallback", r"fallback is the post's (\S+) kernel", _FALLBACKS.get),
+    Reading("baseline", "method", r"\barm \(baseline\)", r"(\S+) arm \(baseline\)", str.lower),
+    Reading("treatment", "method", r"\barm \(treatment\)", r"(\S+) arm \(treatment\)", str.lower),
+)
+"""Everything that is ever read from a specification's English."""
+
+
+def derive_settings(spec: Spec) -> ExperimentSettings:
     """The settings of a specification.
 
     Raises:
-        InputError: something that has no default and is said nowhere.
+        InputError: something that has no default and is said nowhere, a sentence that cannot be read, or a text that
+            contradicts the fields beside it.
     """
-    origin: dict[str, str] = {}
+    origins: dict[str, Origin] = {}
     own = spec.rollonce
 
-    def pick(name: str, *found: tuple[Any, str], default: Any = None) -> Any:
-        """The first that is there: the file's own section, what was found in its text, the default."""
-        value = getattr(own, name)
-        if value is not None:
-            origin[name] = f"rollonce.{name}"
+    def pick(name: str, default: Any = None, *, also: tuple[Any, str] | None = None) -> Any:
+        """The file's own section, its text, ``also``, or the default."""
+        if (value := getattr(own, name)) is not None:
+            origins[name] = Origin(f"rollonce.{name}")
             return value
-        for value, where in found:
-            if value is not None:
-                origin[name] = where
-                return value
-        origin[name] = "default"
+        if (read := read_setting(spec, name)) is not None:
+            value, origins[name] = read
+            return value
+        if also is not None and also[0] is not None:
+            origins[name] = Origin(also[1])
+            return also[0]
+        origins[name] = Origin("default")
         return default
 
-    command, gate = spec.command, " ".join(c.measures for c in spec.activation_gate.checks)
-    stock = "tinker_cookbook.recipes" in command
-    engine = pick("engine", ("cookbook" if stock else None, "the recipe named in command"), default="local")
-    tasks = pick("tasks", (usual_spec(spec.dataset.name), "dataset.name"))
+    engine = pick("engine", "local")
+    tasks = pick("tasks", also=(usual_spec(spec.dataset.name), "dataset.name"))
     if tasks is None:
         raise InputError(
             f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, "
             "jsonl:FILE ...)"
         )
-    roles = own.roles or {}
-    origin["baseline"] = origin["treatment"] = "rollonce.roles" if own.roles else "the order of arms"
-    fallback = "length-bucket" in command and "fallback" in command
-    fallbacks = pick("fallbacks", ([LENGTH_BUCKETS] if fallback else None, "the fallback named in command"), default=[])
-    return Settings(
+    baseline, treatment = _roles(spec, origins)
+    if own.selection is not None and own.fallbacks:
+        raise InputError("rollonce.fallbacks beside rollonce.selection: a grid of rates has no fallback kernel here")
+    settings = ExperimentSettings(
         engine=engine,
-        policy=pick("policy", (spec.base_model, "base_model")),
+        policy=pick("policy", also=(spec.base_model, "base_model")),
         tasks=tasks,
-        max_tokens=pick(
-            "max_tokens",
-            (_number(r"max_tokens[= ](\d+)", command), "command"),
-            default=96 if engine == "local" else 512,
-        ),
-        calibration_tasks=pick(
-            "calibration_tasks",
-            (_number(r"(\d+) tasks x \d+ rollouts", command), "command"),
-            (_number(r"on (\d+) held-out", gate), "activation_gate"),
-            default=64,
-        ),
-        calibration_group_size=pick(
-            "calibration_group_size",
-            (_number(r"\d+ tasks x (\d+) rollouts", command), "command"),
-            (_number(r"G=(\d+) rollouts", gate), "activation_gate"),
-            default=8,
-        ),
-        calibration_minutes=float(
-            pick("calibration_minutes", (_number(r"capped at (\d+) minutes", command), "command"), default=10)
-        ),
-        pilot_steps=pick(
-            "pilot_steps",
-            (_number(r"(\d+) steps per arm", command), "command"),
-            (_number(r"first (\d+) pilot steps", gate), "activation_gate"),
-            default=3,
-        ),
-        pilot_eval_items=pick("pilot_eval_items", (_number(r"a (\d+)-item eval", command), "command"), default=100),
-        item_seconds=float(pick("item_seconds", default=120)),
-        declared_gpus=float(pick("declared_gpus", (_gpus(spec), "budget: gpu_hours over max_wall_minutes"), default=1)),
-        restoration_atol=pick(
-            "restoration_atol",
-            (_float(r"atol ([0-9.e-]+\d)", spec.restoration_preflight.reason), "restoration_preflight.reason"),
-            default=1e-4,
-        ),
-        dense_reward=pick("dense_reward", default=False),
-        baseline=roles.get("baseline", spec.arms[0].name),
-        treatment=roles.get("treatment", spec.arms[1].name),
-        fallbacks=tuple(fallbacks),
+        max_tokens=pick("max_tokens", 96 if engine == "local" and spec.base_model == "embedded" else 512),
+        calibration_tasks=pick("calibration_tasks", 64),
+        calibration_group_size=pick("calibration_group_size", 8),
+        calibration_minutes=float(pick("calibration_minutes", 10)),
+        pilot_steps=pick("pilot_steps", 3),
+        pilot_eval_items=pick("pilot_eval_items", 100),
+        item_seconds=float(pick("item_seconds", 120)),
+        item_tries=pick("item_tries", 3),
+        declared_gpus=float(pick("declared_gpus", 1, also=(_gpus(spec), "budget: gpu_hours over max_wall_minutes"))),
+        restoration_atol=pick("restoration_atol", 1e-4),
+        dense_reward=pick("dense_reward", False),
+        baseline=baseline,
+        treatment=treatment,
+        fallbacks=tuple(pick("fallbacks", ())),
         train_tasks=own.train_tasks,
-        task_seed=pick("task_seed", default=0),
+        task_seed=pick("task_seed", 0),
+        selection_tasks=own.selection.tasks if own.selection is not None else 0,
         renderer=own.renderer,
         base_url=own.base_url,
-        origin=origin,
+        origins=origins,
     )
+    if own.renderer is not None:
+        origins["renderer"] = Origin("rollonce.renderer")
+    problems = [*_against_the_command(spec), *_against_the_evaluation(spec, settings)]
+    if problems:
+        raise InputError("the specification contradicts itself:\n  " + "\n  ".join(problems))
+    return settings
 
 
-def role(settings: Settings, key: str) -> str:
-    """The arm's name behind a criterion's weight: ``baseline``, ``treatment``, or a name itself."""
+def read_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | None:
+    """What the registered text says of a setting, and where; None if it says nothing.
+
+    Raises:
+        InputError: a sentence that speaks of it and cannot be read, or two that differ.
+    """
+    found: tuple[Any, Origin] | None = None
+    for reading in READINGS:
+        if reading.setting != setting:
+            continue
+        for sentence in sentences(_texts(spec)[reading.field]):
+            if not re.search(reading.mentions, sentence):
+                continue
+            match = re.search(reading.value, sentence)
+            try:
+                value = reading.convert(match[1]) if match else None
+            except (KeyError, ValueError):
+                value = None
+            if value is None:
+                raise InputError(
+                    f"{reading.field} says {sentence!r}, and {setting} cannot be read from it: write it as "
+                    f"rollonce.{setting if setting not in ('baseline', 'treatment') else 'roles'}"
+                )
+            if found is not None and found[0] != value:
+                raise InputError(
+                    f"{setting} is {found[0]} by {found[1].where} ({found[1].sentence!r}) and {value} by "
+                    f"{reading.field} ({sentence!r}): correct one, or write rollonce.{setting}"
+                )
+            found = found or (value, Origin(reading.field, sentence))
+    return found
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Lines, and sentences within a line.
+
+    >>> list(sentences("1. Pilot: 3 steps. Then run.\\npython -m x.y lr=3e-5"))
+    ['1. Pilot: 3 steps.', 'Then run.', 'python -m x.y lr=3e-5']
+    """
+    for line in text.splitlines():
+        yield from filter(None, (part.strip() for part in re.split(r"(?<=[a-z)%][.;]) (?=[A-Z])", line)))
+
+
+def _texts(spec: Spec) -> dict[str, str]:
+    return {
+        "command": spec.command,
+        "method": spec.method,
+        "eval.metric": spec.eval.metric,
+        "activation_gate": "\n".join(c.measures for c in spec.activation_gate.checks),
+        "restoration_preflight.reason": spec.restoration_preflight.reason,
+    }
+
+
+def _roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
+    """Which arm is the baseline and which the treatment: by name, never by their order."""
+    groups = spec.rollonce.selection.groups if spec.rollonce.selection is not None else {}
+    names = list(groups) or [a.name for a in spec.arms]
+    usual = {"baseline": "grpo", "treatment": "gs1"}
+    out = {}
+    for role, word in usual.items():
+        if spec.rollonce.roles is not None and role in spec.rollonce.roles:
+            out[role], origins[role] = spec.rollonce.roles[role], Origin("rollonce.roles")
+            continue
+        read = read_setting(spec, role)
+        word, origin = read if read is not None else (word, Origin(f"the name that holds {word!r}"))
+        match = [n for n in names if word in n.lower()]
+        if len(match) != 1:
+            raise InputError(
+                f"which arm is the {role}? {len(match)} of {', '.join(names)} have {word!r} in their name: write "
+                'rollonce.roles = {"baseline": NAME, "treatment": NAME}'
+            )
+        out[role], origins[role] = match[0], origin
+    if out["baseline"] == out["treatment"]:
+        raise InputError(f"baseline and treatment are both {out['baseline']!r}: write rollonce.roles")
+    return out["baseline"], out["treatment"]
+
+
+def _against_the_command(spec: Spec) -> Iterator[str]:
+    """Options of a recipe's command line that the typed fields say as well."""
+    wanted: dict[str, Any] = {
+        "model_name": spec.base_model,
+        "env": spec.dataset.name,
+        "lora_rank": spec.lora_rank,
+        "learning_rate": spec.optimizer.lr,
+        "max_steps": spec.steps,
+        "kl_penalty_coef": 0,
+    }
+    for sentence in sentences(spec.command):
+        if "python -m" not in sentence:
+            continue
+        for name, text in re.findall(r"\b(\w+)=(\S+)", sentence):
+            if name not in wanted:
+                continue
+            value = wanted[name]
+            if (float(text) if isinstance(value, int | float) and _is_number(text) else text) != value:
+                yield f"the command says {name}={text}, the fields {value}"
+
+
+def _against_the_evaluation(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
+    """What ``eval``, ``dataset`` and ``generation_audit`` register and this program does not do is refused."""
+    metric = spec.eval.metric.lower()
+    if "exact" not in metric or "greedy" not in metric:
+        yield f"eval.metric: exact match of a greedy answer is what is graded here, not {spec.eval.metric!r}"
+    if spec.eval.aggregation is not None:
+        yield f"eval.aggregation: the mean over items is what there is; expected null, found {spec.eval.aggregation!r}"
+    graders = {"gsm8k": "numeric_exact"}
+    source = settings.tasks.partition(":")[0]
+    wanted = graders.get(source, "exact" if source == "jsonl" else "task_grader")
+    if spec.generation_audit.answer_comparison != wanted and not (
+        source == "jsonl" and spec.generation_audit.answer_comparison == "task_grader"
+    ):
+        yield (
+            f"generation_audit.answer_comparison: answers of {source} tasks are compared by {wanted}, not by "
+            f"{spec.generation_audit.answer_comparison}"
+        )
+    if source == "gsm8k" and spec.dataset.hf_path not in (None, "openai/gsm8k"):
+        yield f"dataset.hf_path: gsm8k is openai/gsm8k here, not {spec.dataset.hf_path!r}"
+    if spec.max_seq_len is not None and settings.max_tokens >= spec.max_seq_len:
+        yield f"max_seq_len: {spec.max_seq_len} leaves no room for a prompt beside {settings.max_tokens} tokens"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def role_name(settings: ExperimentSettings, key: str) -> str:
+    """The name behind a criterion's weight: ``baseline``, ``treatment``, or a name itself."""
     return {"baseline": settings.baseline, "treatment": settings.treatment}.get(key, key)
 
 
-def arm_of(spec: Spec, settings: Settings, key: str) -> ArmSpec:
-    """The arm behind a role or name."""
-    return spec.arm(role(settings, key))
-
-
-def _number(pattern: str, text: str) -> int | None:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else None
-
-
-def _float(pattern: str, text: str) -> float | None:
-    found = re.search(pattern, text)
-    return float(found[1]) if found else None
+def arm_in_role(spec: Spec, settings: ExperimentSettings, key: str) -> ArmSpec:
+    """The arm in a role; of a group of ``rollonce.selection`` the first."""
+    name = role_name(settings, key)
+    selection = spec.rollonce.selection
+    return spec.arm(selection.groups[name][0] if selection is not None and name in selection.groups else name)
 
 
 def _gpus(spec: Spec) -> float | None:

@@ -1,5 +1,5 @@
-"""What an experiment asks of whatever trains and samples: a handful of calls. ``engines/local.py`` and
-``engines/tinker.py`` answer them.
+"""What an experiment asks of whatever trains and samples: a handful of calls. ``engines/loop.py`` (our own loop, here
+or on a service) and ``engines/cookbook.py`` (tinker-cookbook's recipe) answer them.
 
 Shapes: ``_B`` rollouts of a step.
 """
@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec
 from rollonce.tasks import Task, TaskSet
 
@@ -26,9 +29,11 @@ class ExperimentTasks(NamedTuple):
     Attributes:
         train: Every training task (the vocabulary is fitted to their prompts).
         used: The tasks that some arm trains on within the specified steps (a subset of ``train``).
-        calibration: Tasks that no arm trains on; not in ``test``.
+        calibration: Hold-out tasks that the gate is measured on; no arm trains on them, and none is in ``test``.
         test: The evaluation, in the order in which it is graded.
         labels: Graded sample for the audit: (task, a response that is known to be right), as many as there are.
+        selection: Hold-out tasks by which arms of a group are chosen; empty where there is nothing to choose.
+        train_rows, test_rows: Rows of the sets as they came, repeated questions counted; None where tasks are drawn.
     """
 
     train: TaskSet
@@ -36,10 +41,13 @@ class ExperimentTasks(NamedTuple):
     calibration: TaskSet
     test: TaskSet
     labels: list[tuple[Task, str]]
+    selection: TaskSet = TaskSet([], "none")
+    train_rows: int | None = None
+    test_rows: int | None = None
 
 
 class StepLog(NamedTuple):
-    """One training step as it was executed. Lists are of B rollouts."""
+    """One training step as it was executed. Lists are of B rollouts; tokens are of all of them."""
 
     step: int
     task_ids: list[str]
@@ -50,15 +58,39 @@ class StepLog(NamedTuple):
     learning_rate: float
     seconds: float
     self_weight_max: float | None = None
+    response_tokens: int = 0
+    prompt_tokens: int = 0
 
 
-class Trained(NamedTuple):
-    """A finished (part of a) run: its steps, what was left to evaluate, and remarks for the report."""
+class StartPolicy(NamedTuple):
+    """What every arm must start from: log-probabilities of a fixed text, and how far a client may lie from them."""
+
+    prompts: list[str]
+    log_probs: list[list[float]]
+    atol: float
+
+
+class TrainedArm(NamedTuple):
+    """An arm that was trained.
+
+    Attributes:
+        steps: What was executed, from the logs.
+        checkpoint: What is evaluated: a path, or a service's address.
+        command: How it was started, for readers.
+        remarks: For the report.
+        optimizer: The parameters that the optimizer was really given, each with every value that was seen.
+        start_difference: Largest difference of this arm's own client from the `StartPolicy` before its first update;
+            None where it was not measured.
+        files: Paths beside the logs that the record must hold a hash of (the checkpoint).
+    """
 
     steps: list[StepLog]
     checkpoint: str
     command: str
     remarks: list[str]
+    optimizer: dict[str, list[Any]] = {}
+    start_difference: float | None = None
+    files: list[str] = []
 
 
 class Answer(NamedTuple):
@@ -68,13 +100,43 @@ class Answer(NamedTuple):
     truncated: bool
     tokens: int
     failure: str = ""
+    prompt_tokens: int = 0
 
 
-class Fresh(NamedTuple):
-    """A fresh training client: log-probabilities of a fixed text, token by token, and what its optimizer was given."""
+def largest_difference(log_probs: list[list[float]], other: list[list[float]]) -> float | None:
+    """Of two lists of rows; None where they have not the same shape, or a number is not finite."""
+    if [len(r) for r in log_probs] != [len(r) for r in other]:
+        return None
+    a, b = (np.array([x for row in rows for x in row], dtype=np.float64) for rows in (log_probs, other))
+    largest = float(np.abs(a - b).max(initial=0.0))
+    return largest if np.isfinite(largest) else None
+
+
+class FreshClient(NamedTuple):
+    """A fresh training client: log-probabilities of a fixed text, token by token, and the LoRA rank and seed that it
+    was asked for with."""
 
     log_probs: list[list[float]]
+    asked_for: dict[str, Any]
+
+
+class Probe(NamedTuple):
+    """One small batch through a fresh training client: sampled, one ``forward_backward``, one ``optim_step``.
+
+    Attributes:
+        rollouts, tokens: Sampled.
+        loss: Of the batch, importance sampling.
+        largest_ratio_error: Largest |ratio - 1| of a token: does the trainer agree with the sampler?
+        optimizer: What the optimizer was given.
+        moved: Largest change of a log-probability of the batch by the step.
+    """
+
+    rollouts: int
+    tokens: int
+    loss: float
+    largest_ratio_error: float
     optimizer: dict[str, Any]
+    moved: float
 
 
 class Engine(Protocol):
@@ -95,12 +157,41 @@ class Engine(Protocol):
         """``group_size`` sampled and graded rollouts a task from the starting policy."""
         ...
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens of each prompt as the policy reads it."""
+        ...
+
+    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
         """Log-probabilities of the prompts' own tokens through a fresh training client of this arm."""
         ...
 
-    def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
-        """Train in this directory; called again after a kill it goes on where it was, no step twice."""
+    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+        """One small batch through a fresh training client, thrown away afterwards."""
+        ...
+
+    def train(
+        self,
+        arm: ArmSpec,
+        steps: int,
+        directory: Path,
+        *,
+        progress: Progress,
+        ledger: Ledger,
+        start: StartPolicy | None,
+    ) -> TrainedArm:
+        """Train in this directory; called again after a kill it goes on where it was, no step twice.
+
+        Args:
+            arm: Which.
+            steps: How many.
+            directory: Within the run's.
+            progress: Called at least once a step; it may end the training by raising.
+            ledger: Notes what a later sitting reads.
+            start: What its client is compared with before the first update; None where the check is switched off.
+
+        Raises:
+            StageFailed: another start, or a run that ended early.
+        """
         ...
 
     def discard(self, directory: Path) -> None:

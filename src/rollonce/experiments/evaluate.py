@@ -1,73 +1,90 @@
-"""The final evaluation: greedy, item by item on disk, resumable at every item, with a time limit that only the guilty
-item pays for."""
+"""The final evaluation: greedy, item by item on disk, resumable at every item.
+
+An item that is not answered in time is asked again, alone. One that stays unanswered is recorded as such and never as
+wrong: `rollonce.experiments.decision` then lets the verdict stand only if it is the same whatever the answer was.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rollonce.errors import InputError
 from rollonce.experiments.engine import Answer, Engine
-from rollonce.experiments.files import append_line, read_lines
+from rollonce.experiments.ledger import Ledger
 from rollonce.rollouts import FloatArray
 from rollonce.tasks import Task, TaskSet
 
 ROWS = 64
 T = TypeVar("T")
-TOO_SLOW = "time limit"
+UNANSWERED = "unanswered"
 
 
 def evaluate_items(
     engine: Engine,
     checkpoint: str,
     tasks: TaskSet,
-    file: Path,
+    *,
+    ledger: Ledger,
+    name: str,
     item_seconds: float,
-    progress: Callable[[int, int], None],
+    item_tries: int,
+    progress: Callable[[str, int, int], None],
 ) -> list[dict[str, Any]]:
-    """Grade every task once; what is in ``file`` already is not graded again.
+    """Ask every task once; what is in the file ``name`` already is not asked again.
 
-    A chunk of tasks is answered at once. If it takes longer than ``item_seconds``, its tasks are asked one by one, and
-    one that alone takes longer counts as wrong, with the reason on record.
+    A chunk of tasks is answered at once. If it takes longer than ``item_seconds``, its tasks are asked one by one, each
+    up to ``item_tries`` times. The row of one that was never answered has reward None.
 
     Raises:
-        InputError: the file holds an item that is no task of this evaluation.
+        InputError: the file holds an item that is no task of this evaluation, or nothing at all is answered any more:
+            the run goes on from here when it is.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    done = {row["task_id"]: row for row in read_lines(file, mend=True)}
+    (ledger.directory / name).parent.mkdir(parents=True, exist_ok=True)
+    done = {row["task_id"]: row for row in ledger.read(name)}
     known = {t.id for t in tasks}
     if odd := [i for i in done if i not in known]:
-        raise InputError(f"holds the item {odd[0]!r}, which is no task of this evaluation", file=file)
+        raise InputError(
+            f"holds the item {odd[0]!r}, which is no task of this evaluation", file=ledger.directory / name
+        )
     left = [t for t in tasks if t.id not in done]
-    progress(len(done), len(tasks))
+    progress("items", len(done), len(tasks))
     for start in range(0, len(left), ROWS):
         chunk = left[start : start + ROWS]
-        for task, answer in zip(chunk, _answers(engine, checkpoint, chunk, item_seconds), strict=True):
-            done[task.id] = {"task_id": task.id, **answer._asdict()}
-            append_line(file, done[task.id])
-        progress(len(done), len(tasks))
+        for task, answer in zip(chunk, _answers(engine, checkpoint, chunk, item_seconds, item_tries), strict=True):
+            row = {"reward": None, "failure": UNANSWERED} if answer is None else answer._asdict()
+            done[task.id] = {"task_id": task.id, "truncated": False, "tokens": 0, "prompt_tokens": 0, **row}
+            ledger.append(name, done[task.id])
+        progress("items", len(done), len(tasks))
     return [done[t.id] for t in tasks]
 
 
-def _answers(engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: float) -> list[Answer]:
-    found = within(seconds, lambda: engine.answer(checkpoint, chunk))
-    if found is not None:
-        return found
-    out = []
+def _answers(engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: float, tries: int) -> list[Answer | None]:
+    together = within_seconds(seconds, lambda: engine.answer(checkpoint, chunk))
+    if together is not None:
+        return list(together)
+    answers: list[Answer | None] = []
     for task in chunk:
-        one = within(seconds, lambda task=task: engine.answer(checkpoint, [task]))
-        out.append(Answer(0.0, True, 0, TOO_SLOW) if one is None else one[0])
-    return out
+        one = None
+        for _ in range(tries):
+            one = one or within_seconds(seconds, lambda task=task: engine.answer(checkpoint, [task]))
+        answers.append(None if one is None else one[0])
+    if all(a is None for a in answers):
+        raise InputError(
+            f"none of {len(chunk)} evaluation items was answered, each asked {tries} times for {seconds:g} s: the "
+            "policy or its service is stalled. Nothing was marked wrong; give the same command when it answers again"
+        )
+    return answers
 
 
-def within(seconds: float, work: Callable[[], T]) -> T | None:
+def within_seconds(seconds: float, work: Callable[[], T], *, tick: Callable[[], None] | None = None) -> T | None:
     """What ``work`` gives, or None if it is not done in time; then it is left to itself, in a thread that ends with the
-    process."""
+    process. ``tick`` is called about once a second meanwhile."""
     answers: queue.Queue[tuple[bool, Any]] = queue.Queue()
 
     def body() -> None:
@@ -77,15 +94,22 @@ def within(seconds: float, work: Callable[[], T]) -> T | None:
             answers.put((False, error))
 
     threading.Thread(target=body, daemon=True).start()
-    try:
-        fine, value = answers.get(timeout=seconds)
-    except queue.Empty:
-        return None
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            fine, value = answers.get(timeout=max(0.0, min(left, 1.0 if tick is not None else left)))
+            break
+        except queue.Empty:
+            if tick is not None:
+                tick()
+            if time.monotonic() >= deadline:
+                return None
     if not fine:
         raise value
     return value
 
 
 def grades_of(rows: Sequence[dict[str, Any]]) -> FloatArray:
-    """Rewards in the order of the evaluation (n,)."""
-    return np.array([row["reward"] for row in rows], dtype=np.float64)
+    """Rewards in the order of the evaluation (n,), NaN where an item was never answered."""
+    return np.array([np.nan if row["reward"] is None else row["reward"] for row in rows], dtype=np.float64)

@@ -18,7 +18,7 @@ class Projection(NamedTuple):
     high: float
 
 
-def project(
+def project_phases(
     arms: Sequence[ArmSpec],
     step_seconds: Mapping[str, Sequence[float]],
     eval_seconds: float,
@@ -41,11 +41,11 @@ def project(
     return out
 
 
-def judge(phases: Sequence[Projection], spent: float, gpus: float, budget: Budget) -> dict[str, Any]:
+def against_budget(phases: Sequence[Projection], spent: float, gpus: float, budget: Budget) -> dict[str, Any]:
     """Sums against the budget; ``problems`` is empty if the expected total fits.
 
     Args:
-        phases: From `project`.
+        phases: From `project_phases`.
         spent: Seconds spent so far.
         gpus: Declared.
         budget: Registered.
@@ -77,3 +77,13 @@ def judge(phases: Sequence[Projection], spent: float, gpus: float, budget: Budge
         "warnings": warnings,
         "passed": not problems,
     }
+
+
+def over_budget(seconds: float, gpus: float, budget: Budget) -> str:
+    """What of the budget is used up, in words; "" while nothing is."""
+    minutes, hours = seconds / 60, seconds / 3600 * gpus
+    if budget.max_wall_minutes is not None and minutes > budget.max_wall_minutes:
+        return f"{minutes:.1f} minutes spent, {budget.max_wall_minutes:g} in the budget"
+    if budget.gpu_hours is not None and hours > budget.gpu_hours:
+        return f"{hours:.2f} GPU hours spent ({gpus:g} declared), {budget.gpu_hours:g} in the budget"
+    return ""

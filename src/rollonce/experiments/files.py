@@ -1,4 +1,4 @@
-"""Files of a run that are whole or not there: appended lines, replaced files, hashes.
+"""Files of a run that are whole or not there: appended lines, hashes (whole files: `rollonce.files`).
 
 A line counts once its newline is on disk. What follows the last newline was being written when the process died, and is
 cut off the next time the file is opened.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
+from rollonce.files import cannot_write
 
 
 def canonical(value: Any) -> bytes:
@@ -35,13 +35,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def no_room(path: Path, error: OSError) -> InputError:
-    """The sentence for a failed write."""
-    return InputError(
-        f"cannot be written ({error.strerror or error}); nothing of it was kept, and the run goes on from here when "
-        "started again",
-        file=path,
-    )
+GOES_ON = "nothing of it was kept, and the run goes on from here when started again"
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -54,7 +48,7 @@ def append_line(path: Path, value: Any) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise no_room(path, error) from None
+        raise cannot_write(path, error, GOES_ON) from None
     try:
         size = os.fstat(handle).st_size
         try:
@@ -64,7 +58,7 @@ def append_line(path: Path, value: Any) -> None:
             os.fsync(handle)
         except OSError as error:
             os.ftruncate(handle, size)
-            raise no_room(path, error) from None
+            raise cannot_write(path, error, GOES_ON) from None
     finally:
         os.close(handle)
 
@@ -88,25 +82,3 @@ def read_lines(path: Path, *, mend: bool = False) -> Iterator[Any]:
             raise InputError(
                 "is no JSON, though the line is finished: the file was changed by hand", file=path, line=number
             ) from None
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a file there whole, or leave what was there.
-
-    Raises:
-        InputError: the disk is full, or the file cannot be written.
-    """
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise no_room(path, error) from None

@@ -58,7 +58,7 @@ def limits(low: float | None, high: float | None) -> str:
     return " and ".join(([f">= {low:g}"] if low is not None else []) + ([f"<= {high:g}"] if high is not None else []))
 
 
-def check(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[CheckResult]:
+def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[CheckResult]:
     """The predicates of one part of the gate (``offline`` or ``pilot``), in their order. What was not measured
     fails."""
     out = []
@@ -190,14 +190,14 @@ def offline_score(
 
 
 def offline_measured(score: OfflineScore) -> dict[str, list[float | None]]:
-    """For `check`. A ratio on which recipe and closed form disagree counts as not measured."""
+    """For `check_gate`. A ratio on which recipe and closed form disagree counts as not measured."""
     return {"offline_beff_ratio_vs_loo_mean": [score.ratio if score.agree else None]}
 
 
 def pilot_measured(
     treatment: Sequence[StepLog], arms: Mapping[str, Sequence[StepLog]], baseline: str, treated: str
 ) -> dict[str, list[float | None]]:
-    """For `check`, from the logs of the pilot.
+    """For `check_gate`, from the logs of the pilot.
 
     Args:
         treatment: Steps of the treated arm.

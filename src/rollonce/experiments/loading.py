@@ -5,17 +5,32 @@ What was expected and what was found is said of each, and of values that contrad
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from rollonce.errors import InputError
 from rollonce.experiments.files import digest
-from rollonce.experiments.spec import GATE_METRICS, UNRESOLVED, Spec, span
+from rollonce.experiments.spec import GATE_METRICS, UNRESOLVED, Spec, metric_span
+
+STRICT = (
+    "activation_gate",
+    "arms",
+    "budget",
+    "correctness_preflight",
+    "decision_rule",
+    "generation_audit",
+    "optimizer",
+    "preflight",
+    "restoration_preflight",
+    "rollonce",
+)
+"""Sections in which an unknown field is refused: a safeguard whose name is misspelt guards nothing."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +42,8 @@ class LoadedSpec:
         raw: The document as read.
         spec: The same, typed.
         sha256: Of the document's canonical JSON: layout does not count, everything else does.
-        unknown: Paths of fields that we do not know; they are kept, and have no effect.
+        unknown: Paths of fields that we do not know. They are kept, have no effect, and stand among the deviations; in
+            the sections of `STRICT` they are refused.
         unresolved: Paths of fields written ``UNRESOLVED: ...``, with their text.
     """
 
@@ -65,9 +81,11 @@ def load_spec(path: str | Path) -> LoadedSpec:
     except ValidationError as error:
         problems = [_sentence(e) for e in error.errors()]
     else:
-        problems = [f"{where}: {what}" for where, what in _contradictions(spec)]
+        unknown = list(_unknown(spec))
+        problems = [said for field in unknown if (said := _refused(field))]
+        problems += [f"{where}: {what}" for where, what in _contradictions(spec)]
         if not problems:
-            return LoadedSpec(path, raw, spec, digest(raw), list(_unknown(spec)), dict(_unresolved(raw)))
+            return LoadedSpec(path, raw, spec, digest(raw), [field.path for field in unknown], dict(_unresolved(raw)))
     head = "one field is wrong" if len(problems) == 1 else f"{len(problems)} fields are wrong"
     raise InputError(head + ":\n  " + "\n  ".join(problems), file=path)
 
@@ -107,7 +125,7 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
             yield at, f"{rollouts} rollouts a step, but batch_size is {spec.batch_size}"
         if arm.steps != spec.steps:
             yield f"{at}.steps", f"expected the specification's steps, {spec.steps}; found {arm.steps}"
-        if arm.lr != spec.optimizer.lr:
+        if arm.lr != spec.optimizer.lr and spec.rollonce.selection is None:
             yield f"{at}.lr", f"expected optimizer.lr, {spec.optimizer.lr:g}; found {arm.lr:g}"
         if arm.advantage == "group_mean" and arm.group_size < 2:
             yield (
@@ -128,7 +146,13 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
             "decision_rule.seeds",
             f"expected the one seed that all arms share; found {rule.seeds}, arms {[a.seed for a in spec.arms]}",
         )
-    known = {*names, "baseline", "treatment"}
+    selection = spec.rollonce.selection
+    if selection is not None:
+        yield from _selection_problems(spec, names)
+    groups = selection.groups if selection is not None else {}
+    known = {*(groups or names), "baseline", "treatment"}
+    if spec.experiment_features.get("adaptive_selection", False) and selection is None:
+        yield "experiment_features.adaptive_selection", "expected false: there is no rollonce.selection"
     if len({c.id for c in rule.criteria}) < len(rule.criteria):
         yield "decision_rule.criteria", "two criteria have one id"
     for i, c in enumerate(rule.criteria):
@@ -141,15 +165,16 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
         if not any(c.weights.values()):
             yield f"{at}.weights", "expected at least one weight that is not 0"
         elif c.bounds[0] < c.bounds[1]:
-            low, high = span(c)
+            low, high = metric_span(c)
             if not low < c.margin < high:
                 yield (
                     f"{at}.margin",
                     f"expected a number between the difference's bounds, {low:g} and {high:g}; found {c.margin:g}",
                 )
     for role, name in (spec.rollonce.roles or {}).items():
-        if name not in names:
-            yield f"rollonce.roles.{role}", f"expected the name of an arm; found {name!r}"
+        if name not in (groups or names):
+            what = "a group of rollonce.selection" if groups else "an arm"
+            yield f"rollonce.roles.{role}", f"expected the name of {what}; found {name!r}"
     for i, group in enumerate(spec.restoration_preflight.groups):
         for k, start in enumerate(group.arms):
             at = f"restoration_preflight.groups[{i}].arms[{k}]"
@@ -166,9 +191,33 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
                     )
 
 
-def _unknown(part: BaseModel, at: str = "") -> Iterator[str]:
+def _selection_problems(spec: Spec, names: list[str]) -> Iterator[tuple[str, str]]:
+    selection = spec.rollonce.selection
+    assert selection is not None
+    chosen = [name for arms in selection.groups.values() for name in arms]
+    if sorted(chosen) != sorted(names):
+        yield "rollonce.selection.groups", f"expected every arm in one group; found {chosen}, arms {names}"
+        return
+    for group, members in selection.groups.items():
+        arms = [spec.arm(name) for name in members]
+        if len({(a.advantage, a.group_size, a.groups_per_batch, a.seed, a.steps) for a in arms}) > 1:
+            yield f"rollonce.selection.groups.{group}", "its arms may differ in name and learning rate alone"
+        if len({a.lr for a in arms}) < len(arms):
+            yield f"rollonce.selection.groups.{group}", "two of its arms have the same learning rate"
+    if not spec.experiment_features.get("adaptive_selection", False):
+        yield "experiment_features.adaptive_selection", "expected true beside rollonce.selection"
+
+
+class UnknownField(NamedTuple):
+    """A field that we do not know, and the names that there are beside it."""
+
+    path: str
+    known: list[str]
+
+
+def _unknown(part: BaseModel, at: str = "") -> Iterator[UnknownField]:
     for name in part.model_extra or {}:
-        yield f"{at}{name}"
+        yield UnknownField(f"{at}{name}", list(type(part).model_fields))
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
@@ -177,6 +226,17 @@ def _unknown(part: BaseModel, at: str = "") -> Iterator[str]:
             for i, item in enumerate(value):
                 if isinstance(item, BaseModel):
                     yield from _unknown(item, f"{at}{name}[{i}].")
+
+
+def _refused(field: UnknownField) -> str | None:
+    """Why this unknown field cannot stay; None if it can."""
+    section = field.path.partition(".")[0].partition("[")[0]
+    name = field.path.rpartition(".")[2]
+    near = difflib.get_close_matches(name, field.known, n=1, cutoff=0.7 if section in STRICT else 0.85)
+    if section not in STRICT and not near:
+        return None
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(field.known)}"
+    return f"{field.path}: no such field, so it would guard nothing; {hint}"
 
 
 def _unresolved(value: Any, at: str = "") -> Iterator[tuple[str, str]]:

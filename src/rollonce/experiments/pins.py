@@ -16,43 +16,61 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rollonce
-from rollonce.experiments.derive import Settings
+from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.files import file_digest
 from rollonce.experiments.loading import LoadedSpec
+from rollonce.experiments.spec import UNRESOLVED
 
 
 class Pins(NamedTuple):
-    """``resolved``: path of the field -> what it is pinned to. ``open``: path -> why it could not be."""
+    """``resolved``: path of the field -> what it is pinned to. ``open``: path -> why it could not be, or why what is
+    installed is not what the specification pins."""
 
     resolved: dict[str, dict[str, Any]]
     open: dict[str, str]
 
 
-def resolve(loaded: LoadedSpec, settings: Settings) -> Pins:
+def resolve(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     """Pins of every unresolved field, and of the custom paths' revisions in any case."""
+    revisions = {
+        f"correctness_preflight.paths[{i}].{key}": getattr(path, key)
+        for i, path in enumerate(loaded.spec.correctness_preflight.paths)
+        for key in ("baseline_revision", "reference_revision")
+    }
     resolved: dict[str, dict[str, Any]] = {}
-    unresolved: dict[str, str] = {}
-    wanted = dict(loaded.unresolved)
-    for i in range(len(loaded.spec.correctness_preflight.paths)):
-        for key in ("baseline_revision", "reference_revision"):
-            wanted.setdefault(f"correctness_preflight.paths[{i}].{key}", "")
-    for path, text in wanted.items():
-        field = path.rpartition(".")[2]
-        if field == "reference_revision":
-            resolved[path] = reference_pin()
-        elif field == "baseline_revision" and settings.engine == "cookbook":
-            pin = package_pin("tinker-cookbook")
-            if pin is None:
-                unresolved[path] = "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"
-            else:
-                resolved[path] = pin
-        elif field == "baseline_revision":
-            resolved[path] = own_pin() | {
-                "note": "the local engine's group mean is this package's own, compared with reference.py"
-            }
+    still_open: dict[str, str] = {}
+    for path, text in (loaded.unresolved | revisions).items():
+        pin = _pin_of(path.rpartition(".")[2], settings)
+        if isinstance(pin, str):
+            still_open[path] = pin.format(text=text[:80])
+        elif not text.startswith(UNRESOLVED) and not _names(text, pin):
+            there = ", ".join(f"{k} {pin[k]}" for k in ("version", "commit", "sha256") if k in pin)
+            still_open[path] = (
+                f"the specification pins {text!r}, and installed is {pin.get('package') or pin.get('file')} {there}. "
+                "Install what is pinned (a version, a commit or a sha256, of seven digits at least)"
+            )
         else:
-            unresolved[path] = f"nothing is known to pin it to ({text[:80]}): write the value into the specification"
-    return Pins(resolved, unresolved)
+            resolved[path] = pin
+    return Pins(resolved, still_open)
+
+
+def _pin_of(field: str, settings: ExperimentSettings) -> dict[str, Any] | str:
+    """What there is to pin a field to, or why there is nothing."""
+    if field == "reference_revision":
+        return reference_pin()
+    if field != "baseline_revision":
+        return "nothing is known to pin it to ({text}): write the value into the specification"
+    if settings.engine == "cookbook":
+        return package_pin("tinker-cookbook") or "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"
+    return own_pin() | {"note": "our own loop's group mean is this package's, compared with reference.py"}
+
+
+def _names(text: str, pin: dict[str, Any]) -> bool:
+    """Whether a pin written by hand (``0.5.8``, ``package==0.5.8``, ``sha256:...``, a commit) is this one."""
+    word = text.strip().removeprefix("sha256:").rpartition("==")[2].strip()
+    if word == pin.get("version"):
+        return True
+    return len(word) >= 7 and any(str(pin.get(k, "")).startswith(word.lower()) for k in ("commit", "sha256"))
 
 
 def package_pin(name: str) -> dict[str, Any] | None:

@@ -19,11 +19,11 @@ from rollonce.experiments.datums import (
     Comparison,
     Datum,
     FixedBatch,
-    compare,
+    compare_signals,
     fixed_batch,
     plain_datums,
     reference_signal,
-    signal,
+    training_signal,
 )
 from rollonce.experiments.reference_paths import own_cluster_mean, reference_advantages, two_clusters
 from rollonce.experiments.spec import ArmSpec, PreflightPath, Spec
@@ -36,7 +36,7 @@ N_PROMPTS = 32
 Advantages = Callable[[Baseline, FixedBatch], FloatArray]
 
 
-class Path(Protocol):
+class AdvantagePath(Protocol):
     """How an engine turns a batch into what is sent: the code under test.
 
     Attributes:
@@ -66,11 +66,11 @@ class OwnPath:
     against = "the group mean written out in numpy (no trainer of others is involved on the local engine)"
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
-        """See `Path`."""
+        """See `AdvantagePath`."""
         return plain_datums(batch, baseline.advantages(as_batch(batch)))
 
     def stock(self, batch: FixedBatch) -> list[Datum]:
-        """See `Path`."""
+        """See `AdvantagePath`."""
         found = reference_advantages("group_mean", batch.prompts, batch.task_ids, batch.rewards, ())
         assert found is not None
         return plain_datums(batch, found)
@@ -90,7 +90,7 @@ class Forced(NamedTuple):
     note: str = ""
 
 
-def run_preflight(spec: Spec, treatment: ArmSpec, path: Path, train_prompts: Sequence[str]) -> dict[str, Any]:
+def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_prompts: Sequence[str]) -> dict[str, Any]:
     """All comparisons of the registered paths; ``passed`` says whether all held.
 
     Args:
@@ -129,20 +129,25 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: Path, train_prompts: Seq
     }
 
 
-def _off(path: Path, prompts: Sequence[str], registered: PreflightPath) -> Comparison:
+def _off(path: AdvantagePath, prompts: Sequence[str], registered: PreflightPath) -> Comparison:
     batch = fixed_batch(prompts[:4], 8)
     from rollonce.baselines import Grpo
 
     t = registered.tolerances
-    ours = signal(path.ours(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
-    stock = signal(path.stock(batch), token_mean=path.token_mean)
-    return compare(
+    ours = training_signal(path.ours(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
+    stock = training_signal(path.stock(batch), token_mean=path.token_mean)
+    return compare_signals(
         "treatment off (group mean, G=8) against the stock baseline", ours, stock, t.baseline_loss, t.baseline_gradient
     )
 
 
 def _on(
-    path: Path, prompts: Sequence[str], registered: PreflightPath, arm: ArmSpec, fitted: Baseline, train: Sequence[str]
+    path: AdvantagePath,
+    prompts: Sequence[str],
+    registered: PreflightPath,
+    arm: ArmSpec,
+    fitted: Baseline,
+    train: Sequence[str],
 ) -> Comparison | None:
     groups = arm.group_size if fitted.tags.needs_groups else 1
     batch = fixed_batch(prompts[: max(2, N_PROMPTS // groups)], groups, seed=1)
@@ -150,9 +155,11 @@ def _on(
     if wanted is None:
         return None
     t = registered.tolerances
-    ours = signal(path.ours(fitted, batch), token_mean=path.token_mean and not path.sent_scaled)
+    ours = training_signal(path.ours(fitted, batch), token_mean=path.token_mean and not path.sent_scaled)
     right = reference_signal(plain_datums(batch, wanted), token_mean=path.token_mean)
-    return compare("treatment on against the float64 reference", ours, right, t.reference_loss, t.reference_gradient)
+    return compare_signals(
+        "treatment on against the float64 reference", ours, right, t.reference_loss, t.reference_gradient
+    )
 
 
 def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:

@@ -5,9 +5,10 @@ run's lock.
 
     {"index", "stage", "status", "inputs", "data", "files", "seconds", "utc", "spec", "previous", "hash"}
 
-``hash`` is the sha256 of the line's other fields, ``previous`` the hash of the line before, so that no line can be
-changed, dropped or put in without the chain showing it. ``utc`` is the wall clock's word and nothing depends on it;
-``seconds`` comes from a monotonic clock.
+``hash`` is the sha256 of the line's other fields, ``previous`` the hash of the line before: a line that was changed,
+taken out of the middle or put in breaks the chain. Lines dropped from its end do not; that the `Ledger` beside the
+directory notices. ``utc`` is the wall clock's word and nothing depends on it; ``seconds`` comes from a monotonic clock
+and counts every sitting.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, Literal
 
 from rollonce.errors import InputError
 from rollonce.experiments.files import append_line, digest, file_digest, read_lines
+from rollonce.experiments.ledger import TOUCHED, Ledger
 
 Status = Literal["passed", "failed"]
 RECORDS = "records.jsonl"
@@ -66,21 +68,26 @@ class Record:
 class Chain:
     """The records of one directory, verified when opened.
 
+    Attributes:
+        directory: Of the run.
+        ledger: Where new records are noted, and the end of the chain is compared with; None to read alone.
+
     Raises:
         InputError: a record that was changed, dropped, or put in.
     """
 
     directory: Path
+    ledger: Ledger | None = None
     records: list[Record] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         previous = ""
-        for number, line in enumerate(read_lines(self.path, mend=True), 1):
+        lines = read_lines(self.path, mend=True) if self.ledger is None else self.ledger.read(RECORDS)
+        for number, line in enumerate(lines, 1):
             record = _checked(line, self.path, number)
             if record.previous != previous or record.index != number - 1:
                 raise InputError(
-                    "this record does not follow the one before it: a record was changed, dropped or put in. "
-                    "A run whose records were touched has no verdict; start again in another directory",
+                    f"this record does not follow the one before it: one was changed, dropped or put in. {TOUCHED}",
                     file=self.path,
                     line=number,
                 )
@@ -118,7 +125,7 @@ class Chain:
             "status": status,
             "inputs": inputs or {},
             "data": data or {},
-            "files": {name: file_digest(self.directory / name) for name in files or []},
+            "files": {name: path_digest(self.directory / name) for name in files or []},
             "seconds": round(seconds, 3),
             "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "spec": spec,
@@ -126,14 +133,35 @@ class Chain:
         }
         body = json.loads(json.dumps(body, allow_nan=False))  # as it will be read: tuples are lists, keys are text
         line: dict[str, Any] = body | {"hash": digest(body)}
-        append_line(self.path, line)
+        if self.ledger is None:
+            append_line(self.path, line)
+        else:
+            self.ledger.append(RECORDS, line)
         record = Record(**line)
         self.records.append(record)
         return record
 
     def damaged_file(self, record: Record) -> str:
         """The first file of a record that is gone or was changed since; "" if all are as they were."""
-        return next((name for name, known in record.files.items() if file_digest(self.directory / name) != known), "")
+        return next((name for name, known in record.files.items() if path_digest(self.directory / name) != known), "")
+
+    def verified(self, record: Record, name: str) -> Path:
+        """A file of a record, if it is still what the record says.
+
+        Raises:
+            InputError: it was changed or removed, or the record knows no such file.
+        """
+        path = self.directory / name
+        if record.files.get(name, "") == "" or path_digest(path) != record.files[name]:
+            raise InputError(f"was changed or removed after stage {record.stage!r} recorded it. {TOUCHED}", file=path)
+        return path
+
+
+def path_digest(path: Path) -> str:
+    """sha256 of a file, or of a folder's names and bytes (a checkpoint); "" if neither is there."""
+    if not path.is_dir():
+        return file_digest(path)
+    return digest({p.relative_to(path).as_posix(): file_digest(p) for p in sorted(path.rglob("*")) if p.is_file()})
 
 
 def _checked(line: Any, path: Path, number: int) -> Record:
@@ -143,7 +171,7 @@ def _checked(line: Any, path: Path, number: int) -> Record:
     if digest(body) != line["hash"]:
         raise InputError(
             f"the record of stage {line['stage']!r} was changed after it was written (its hash does not fit). "
-            "A run whose records were touched has no verdict; start again in another directory",
+            f"{TOUCHED}",
             file=path,
             line=number,
         )

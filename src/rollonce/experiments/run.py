@@ -1,14 +1,13 @@
 """A run in its directory: which stages are done, which may be entered, and which specification is in force.
 
 A stage is entered again only if something that it depends on has changed, and never once training has begun. A stage
-that failed stays
-failed: measuring again until it passes is not offered.
+that failed stays failed: measuring again until it passes is not offered.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +15,25 @@ from typing import Any, NamedTuple
 
 import rollonce
 from rollonce.errors import InputError
-from rollonce.experiments.derive import Settings, derive
+from rollonce.experiments.derive import ExperimentSettings, derive_settings
 from rollonce.experiments.engine import Engine, StageFailed
-from rollonce.experiments.files import write_whole
+from rollonce.experiments.feasibility import over_budget
+from rollonce.experiments.files import digest
+from rollonce.experiments.ledger import Ledger, ledger_path
 from rollonce.experiments.loading import LoadedSpec
-from rollonce.experiments.records import Chain, Record, Status
+from rollonce.experiments.records import RECORDS, Chain, Record, Status
+from rollonce.experiments.safeguards import switched_off
+from rollonce.experiments.spec import Spec
+from rollonce.files import write_whole_file
 
 SPEC_COPY = "spec.json"
+NOT_SPENDING = ("start", "settings", "pins", "data_audit", "correctness", "revision")
+"""Stages before anything is sampled, trained or paid for; until then a setting outside the hash can be mended."""
+MAY_MOVE = ("base_url", "tasks", "origins")
+"""Settings that a later sitting may give otherwise: an address, a folder. What lies there is compared by its hash."""
 
 
-class Finding(NamedTuple):
+class StageResult(NamedTuple):
     """What a stage came to: whether it passed, what it found, which files it wrote, and the sentence if it failed."""
 
     passed: bool
@@ -43,34 +51,47 @@ class Stopped(Exception):
 
 
 @dataclass
-class Run:
+class ExperimentRun:
     """An open run; the directory's lock is the caller's.
 
     Attributes:
         loaded: The specification in force.
-        settings: Derived from it.
+        settings: Derived from it, and what the command line said.
         engine: What trains and samples.
         directory: Of the run.
         say: Called with a line at each stage.
-        tell: Progress: (name, what, done, total).
+        show_progress: (name, what, done, total).
+        ledger: Beside the directory.
+        chain: The records.
     """
 
     loaded: LoadedSpec
-    settings: Settings
+    settings: ExperimentSettings
     engine: Engine
     directory: Path
     say: Callable[[str], None] = lambda text: None
-    tell: Callable[[str, str, int, int], None] = lambda name, what, done, total: None
+    show_progress: Callable[[str, str, int, int], None] = lambda name, what, done, total: None
+    ledger: Ledger = field(init=False)
     chain: Chain = field(init=False)
+    stage: str = field(default="start", init=False)
 
     def __post_init__(self) -> None:
-        self.chain = Chain(self.directory)
+        self.ledger = Ledger(self.directory)
+        if not self.ledger.known and (self.directory / RECORDS).is_file():
+            raise InputError(
+                "the run's ledger is missing: without it nobody can tell whether lines were dropped. A run is its "
+                "directory and this file; put it back beside the directory, or start another run with --out",
+                file=ledger_path(self.directory),
+            )
+        self.chain = Chain(self.directory, self.ledger)
         if not self.chain.records:
             self._start()
-        else:
-            self._check_spec()
+            return
+        self.chain.verified(self.in_force, self.in_force.data.get("file", SPEC_COPY))
+        self._check_spec()
+        self._check_settings()
 
-    # ---- the specification in force
+    # ---- the specification and the settings in force
 
     def _start(self) -> None:
         spec = self.loaded.spec
@@ -80,16 +101,18 @@ class Run:
                 "revises (--out)",
                 file=self.loaded.path,
             )
-        write_whole(
-            self.directory / SPEC_COPY, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False).encode() + b"\n"
-        )
+        self._write_spec(SPEC_COPY)
         data = {
             "title": spec.title,
             "rollonce": rollonce.__version__,
             "unknown_fields": self.loaded.unknown,
-            "settings": _plain(self.settings),
+            "settings": self.settings.plain(),
+            "deviations": switched_off(self.loaded, self.settings),
         }
         self.chain.append("start", "passed", spec=self.loaded.sha256, data=data, files=[SPEC_COPY])
+
+    def _write_spec(self, name: str) -> None:
+        write_whole_file(self.directory / name, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False) + "\n")
 
     @property
     def in_force(self) -> Record:
@@ -100,7 +123,10 @@ class Run:
         force = self.in_force
         if self.loaded.sha256 == force.spec:
             return
-        before = json.loads((self.directory / force.data.get("file", SPEC_COPY)).read_text(encoding="utf-8"))
+        copy_file = self.directory / force.data.get("file", SPEC_COPY)
+        before = json.loads(copy_file.read_text(encoding="utf-8"))
+        if digest(before) != force.spec:
+            raise InputError("is not the specification that the records name", file=copy_file)
         revision = self.loaded.spec.rollonce.revision
         if revision is not None and revision.of != force.spec:
             raise InputError(
@@ -117,6 +143,23 @@ class Run:
             )
         self._revise(force, before, revision.reason)
 
+    def _check_settings(self) -> None:
+        """What was given outside of the specification (a renderer, say) may be mended until something is spent."""
+        recorded = next(r for r in reversed(self.chain.records) if "settings" in r.data).data["settings"]
+        now = json.loads(json.dumps(self.settings.plain()))
+        changed = [k for k in now if k not in MAY_MOVE and recorded.get(k) != now[k]]
+        if not changed:
+            return
+        said = ", ".join(f"{k} from {recorded.get(k)!r} to {now[k]!r}" for k in changed)
+        if self.spending_begun:
+            raise InputError(
+                f"{said} cannot be changed in this run any more: it has sampled or trained with the first. Give what "
+                "was given then, or start another run with --out",
+                file=self.directory,
+            )
+        self.chain.append("settings", "passed", spec=self.in_force.spec, data={"settings": now, "changed": said})
+        self.say(f"settings: {said}; nothing had been spent")
+
     def _revise(self, force: Record, before: dict[str, Any], reason: str) -> None:
         """Adopt the pre-approved fallback: after a failed offline gate, before any training, and nothing else."""
         refuse = lambda why: InputError(f"the revision is refused: {why}", file=self.loaded.path)  # noqa: E731
@@ -125,7 +168,7 @@ class Run:
             raise refuse("only a failed offline gate may be answered with the pre-approved fallback")
         if self.training_begun:
             raise refuse("training has begun")
-        allowed = derive_raw(before).fallbacks
+        allowed = derive_settings(Spec.model_validate(before)).fallbacks
         treatment = self.settings.treatment
         at = next(i for i, a in enumerate(before["arms"]) if a["name"] == treatment)
         now = self.loaded.spec.arm(treatment).advantage
@@ -134,9 +177,9 @@ class Run:
             raise refuse(
                 f"{now!r} is no pre-approved fallback that is left; {', '.join(allowed) or 'none'} were approved"
             )
-        expected = json.loads(json.dumps(before))
+        expected, mine = copy.deepcopy(before), copy.deepcopy(self.loaded.raw)
         expected["arms"][at]["advantage"] = now
-        for document in (expected, mine := json.loads(json.dumps(self.loaded.raw))):
+        for document in (expected, mine):
             (document.get("rollonce") or {}).pop("revision", None)
             if not document.get("rollonce"):
                 document.pop("rollonce", None)
@@ -144,27 +187,31 @@ class Run:
         if odd:
             raise refuse(f"it changes more than the treatment's advantage ({'; '.join(odd)})")
         name = f"spec.revision-{len(tried) + 1}.json"
-        write_whole(self.directory / name, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False).encode() + b"\n")
-        data = {
-            "of": force.spec,
-            "reason": reason,
-            "advantage": now,
-            "was": before["arms"][at]["advantage"],
-            "file": name,
-        }
-        data["deviations"] = [f"the pre-approved fallback {now} replaced {data['was']} after the failed gate: {reason}"]
+        self._write_spec(name)
+        was = before["arms"][at]["advantage"]
+        data = {"of": force.spec, "reason": reason, "advantage": now, "was": was, "file": name}
+        data["deviations"] = [
+            f"the pre-approved fallback {now} replaced {was} after the failed gate: {reason}",
+            *_unlike_the_post(now),
+        ]
         self.chain.append("revision", "passed", spec=self.loaded.sha256, data=data, files=[name])
-        self.say(f"revision: {now} replaces {data['was']} ({reason})")
+        self.say(f"revision: {now} replaces {was} ({reason})")
 
     # ---- stages
 
     @property
     def training_begun(self) -> bool:
-        """Whether anything was trained, be it in the pilot."""
+        """Whether an arm was trained, be it in the pilot."""
         trained = any(r.stage.startswith(("pilot", "arm:")) for r in self.chain.records)
         return trained or any((self.directory / d).exists() for d in ("pilot", "arms"))
 
-    def enter(self, stage: str, inputs: dict[str, Any], body: Callable[[], Finding]) -> Record:
+    @property
+    def spending_begun(self) -> bool:
+        """Whether anything was sampled, trained or paid for."""
+        begun = any(r.stage not in NOT_SPENDING for r in self.chain.records)
+        return begun or (self.directory / "calibration.jsonl").exists() or self.training_begun
+
+    def enter(self, stage: str, inputs: dict[str, Any], body: Callable[[], StageResult]) -> Record:
         """The stage's record, made now unless it is there with the same inputs.
 
         Args:
@@ -197,36 +244,55 @@ class Run:
                     file=self.directory,
                 )
             self.say(f"{stage}: once more, since {changed} changed")
-        began = time.monotonic()
+        self.ledger.tick(self.stage)
+        self.stage = stage
+        before = self.ledger.stage_seconds(stage)
         try:
-            found = body()
+            result = body()
         except StageFailed as error:
-            found = Finding(False, {}, [], str(error))
-        status: Status = "passed" if found.passed else "failed"
-        data = found.data | ({"sentence": found.sentence} if found.sentence else {})
-        seconds = time.monotonic() - began
+            result = StageResult(False, {}, [], str(error))
+        self.ledger.tick(stage)
+        # A killed sitting's time is in the ledger; a stage done once more counts its new time alone.
+        seconds = self.ledger.stage_seconds(stage) - (before if old is not None else 0.0)
+        status: Status = "passed" if result.passed else "failed"
+        data = result.data | ({"sentence": result.sentence} if result.sentence else {})
         record = self.chain.append(
-            stage, status, spec=self.loaded.sha256, inputs=inputs, data=data, files=found.files, seconds=seconds
+            stage, status, spec=self.loaded.sha256, inputs=inputs, data=data, files=result.files, seconds=seconds
         )
         if status == "failed":
             raise Stopped(record)
-        self.say(f"{stage}: passed ({seconds:.1f} s)")
+        self.say(f"{stage}: passed ({seconds:.1f} s); head of the records {record.hash[:16]}")
         return record
 
-    def remarks(self) -> list[str]:
+    def progress(self, name: str, what: str, done: int, total: int) -> None:
+        """Count the time, show how far it is, and stop a run that has used its budget up.
+
+        Raises:
+            StageFailed: it has.
+        """
+        self.ledger.tick(self.stage)
+        self.show_progress(name, what, done, total)
+        problem = over_budget(self.ledger.seconds, self.settings.declared_gpus, self.loaded.spec.budget)
+        if problem:
+            raise StageFailed(f"the budget was used up at {name}, {what} {done} of {total}: {problem}")
+
+    def progress_of(self, name: str) -> Callable[[str, int, int], None]:
+        """`progress` with the name filled in."""
+        return lambda what, done, total: self.progress(name, what, done, total)
+
+    def deviations(self) -> list[str]:
         """Every deviation on record, in order, once each."""
         return list(dict.fromkeys(d for r in self.chain.records for d in r.data.get("deviations", [])))
 
 
-def derive_raw(raw: dict[str, Any]) -> Settings:
-    """The settings of a document that was valid once."""
-    from rollonce.experiments.spec import Spec
-
-    return derive(Spec.model_validate(raw))
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    return {k: getattr(settings, k) for k in settings.__dataclass_fields__}
+def _unlike_the_post(advantage: str) -> list[str]:
+    """How a fallback differs from the kernel that the post describes."""
+    if advantage != "length_buckets_loo":
+        return []
+    return [
+        "length_buckets_loo takes the rollouts of the batch alone, as the registered treatment does; the post's "
+        "prompt-length-bucket kernel has a window of 16 batches"
+    ]
 
 
 def _differences(before: Any, now: Any, at: str = "") -> list[str]:

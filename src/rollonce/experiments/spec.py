@@ -162,7 +162,7 @@ class Feasibility(_Part):
 class GenerationAudit(_Part):
     """Limits of the data audit."""
 
-    answer_comparison: Literal["numeric_exact", "exact", "task_grader"] = "numeric_exact"
+    answer_comparison: Literal["numeric_exact", "exact", "task_grader"] | None = None
     max_eval_overlaps: int = Field(default=0, ge=0)
     max_label_errors: int = Field(default=0, ge=0)
     min_sample_size: int = Field(default=100, ge=1)
@@ -232,6 +232,19 @@ class Revision(_Part):
     reason: str = Field(min_length=10)
 
 
+class Selection(_Part):
+    """Arms of which one is chosen by greedy accuracy on hold-out tasks, before the evaluation: a grid of learning
+    rates.
+
+    Attributes:
+        tasks: Hold-out tasks, of which no arm trains on any.
+        groups: Name of a group -> names of its arms. ``rollonce.roles`` and criteria then speak of groups.
+    """
+
+    tasks: int = Field(ge=2)
+    groups: dict[str, list[str]] = Field(min_length=2)
+
+
 class Extension(_Part):
     """What a runner needs beside the registered text. Anything left out is derived (`rollonce.experiments.derive`)."""
 
@@ -247,6 +260,7 @@ class Extension(_Part):
     pilot_steps: int | None = Field(default=None, ge=1)
     pilot_eval_items: int | None = Field(default=None, ge=1)
     item_seconds: float | None = Field(default=None, gt=0)
+    item_tries: int | None = Field(default=None, ge=1)
     declared_gpus: float | None = Field(default=None, ge=0)
     restoration_atol: float | None = Field(default=None, gt=0)
     dense_reward: bool | None = None
@@ -257,6 +271,7 @@ class Extension(_Part):
     training: dict[str, Any] = {}
     arm_training: dict[str, dict[str, Any]] = {}
     fallbacks: list[str] | None = None
+    selection: Selection | None = None
     revision: Revision | None = None
 
 
@@ -298,11 +313,11 @@ class Spec(_Part):
         return next(a for a in self.arms if a.name == name)
 
 
-def span(criterion: Criterion) -> tuple[float, float]:
+def metric_span(criterion: Criterion) -> tuple[float, float]:
     """Smallest and largest value that ``sum of weight x metric`` can take on one item.
 
     >>> weights = {"baseline": -1.0, "treatment": 1.0}
-    >>> span(Criterion(id="a", metric="accuracy", bounds=[0.0, 1.0], margin=-0.05, weights=weights))
+    >>> metric_span(Criterion(id="a", metric="accuracy", bounds=[0.0, 1.0], margin=-0.05, weights=weights))
     (-1.0, 1.0)
     """
     ends = [(w * criterion.bounds[0], w * criterion.bounds[1]) for w in criterion.weights.values()]

@@ -68,7 +68,8 @@ class TinkerPolicy:
             the advantages are scaled so that the gradient is the one that a sum would give, up to one factor for the
             whole batch.
 
-    `connect` makes one. All calls raise `ServiceError` when the service fails.
+    `connect` makes one; ``last_adam`` is what its last optimizer step was sent with. All calls
+    raise `ServiceError` when the service fails.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class TinkerPolicy:
         self.reduction = reduction
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0)
         self.steps = 0
+        self.last_adam: dict[str, float] = {}
         self._trainer: Any = None
         self._sampler: Any = None
         self._base: Any = None
@@ -327,6 +329,7 @@ class TinkerPolicy:
         known = getattr(tinker.AdamParams, "model_fields", {})
         sent = {name: value for name, value in asdict(self.adam).items() if name in known or value}
         settings = tinker.AdamParams(learning_rate=learning_rate, **sent)
+        self.last_adam = {"learning_rate": learning_rate, **sent}
 
         def step() -> tuple[Any, Any]:
             forward = trainer.forward_backward(data, loss_fn=self.loss, loss_fn_config=self.loss_config)

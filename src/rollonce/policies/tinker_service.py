@@ -9,6 +9,7 @@ has taken ``timeout_s``.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from rollonce.errors import InputError, MissingExtraError
 T = TypeVar("T")
 
 _POLL_S = 2.0
+_DEFAULT_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"  # the SDK's own, asked for its health too
 
 
 class ServiceError(InputError):
@@ -74,6 +76,14 @@ def load_sdk() -> Any:
     return tinker
 
 
+class _Status(Exception):
+    """An answer's status, for `TinkerService._translated`."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__(f"status {status_code}")
+        self.status_code = status_code
+
+
 class TinkerService:
     """One session with a service.
 
@@ -109,6 +119,37 @@ class TinkerService:
         return self.url or "the default Tinker service"
 
     @property
+    def _address(self) -> str:
+        return self.url or _DEFAULT_URL
+
+    def supported_models(self, timeout: float = 5.0) -> list[str] | None:
+        """Names of the models that it has, by one request without a session; None if it does not say.
+
+        Raises:
+            ServiceError: nobody is there, or the key is refused.
+        """
+        request = urllib.request.Request(f"{self._address}/api/v1/get_server_capabilities")
+        key = api_key()
+        if key is not None:
+            request.add_header("X-API-Key", key)
+        self._wait_until_well(self.connect_s)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                told = json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (401, 402, 403):
+                raise self._translated("asking for its models", _Status(error.code)) from None
+            return None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ServiceError(f"the service at {self.name} does not say which models it has: {reason}") from None
+        models = told.get("supported_models") if isinstance(told, dict) else None
+        if not isinstance(models, list):
+            return None
+        return [m if isinstance(m, str) else str(m.get("model_name")) for m in models]
+
+    @property
     def client(self) -> Any:
         """The SDK's ServiceClient, with a session that is open: a wrong key is known here, before anything is asked of
         it."""
@@ -127,12 +168,9 @@ class TinkerService:
         return self._client
 
     def trouble(self, timeout: float = 5.0) -> str | None:
-        """What is wrong with the service's health check now; None if it is well (or has no address of its own to
-        ask)."""
-        if self.url is None:
-            return None
+        """What is wrong with the service's health check now; None if it is well."""
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=timeout):
+            with urllib.request.urlopen(f"{self._address}/api/v1/healthz", timeout=timeout):
                 return None
         except urllib.error.HTTPError as error:
             error.close()
@@ -143,7 +181,8 @@ class TinkerService:
 
     def _wait_until_well(self, seconds: float) -> None:
         deadline, pause = time.monotonic() + seconds, 0.25
-        while (trouble := self.trouble()) is not None:
+        # No single try may outlast what is left: an address that swallows packets answers nothing at all.
+        while (trouble := self.trouble(max(0.5, min(5.0, deadline - time.monotonic())))) is not None:
             if time.monotonic() + pause > deadline:
                 raise ServiceError(
                     f"no Tinker-compatible service at {self.name}: {trouble} (tried for {seconds:g} s). Start it, or "

@@ -14,10 +14,13 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from rollonce import __version__
-from rollonce.experiments.files import write_whole
+from rollonce.errors import InputError
 from rollonce.experiments.gates import CheckResult
-from rollonce.experiments.records import Chain, Record
-from rollonce.experiments.stages import Outcome, load_steps
+from rollonce.experiments.ledger import TOUCHED, Ledger, ledger_path
+from rollonce.experiments.prices import PRICES, Price
+from rollonce.experiments.records import RECORDS, Chain, Record
+from rollonce.experiments.stages import RunOutcome, load_steps
+from rollonce.files import write_whole_file
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 200, 40, 8, 10, 30
 
@@ -34,18 +37,19 @@ class Trace(NamedTuple):
     advantage_sd: list[float]
 
 
-def write_report(directory: Path, command: str, outcome: Outcome) -> tuple[Path, Path]:
+def write_report(directory: Path, command: str, outcome: RunOutcome, price: Price | None = None) -> tuple[Path, Path]:
     """``report.html`` and ``report.md`` in the run's directory, whole or not at all.
 
     Args:
         directory: Of the run.
         command: What was typed.
         outcome: How it ended (so far).
+        price: Of the service; the table's where none is given.
 
     Raises:
-        InputError: they cannot be written.
+        InputError: they cannot be written, or something that they would show was changed after it was recorded.
     """
-    facts = gather(directory, command, outcome)
+    facts = gather(directory, command, outcome, price)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -53,17 +57,49 @@ def write_report(directory: Path, command: str, outcome: Outcome) -> tuple[Path,
         lstrip_blocks=True,
     )
     page, text = directory / "report.html", directory / "report.md"
-    write_whole(page, environment.get_template("experiment.html").render(**facts).encode("utf-8", "backslashreplace"))
-    write_whole(text, markdown(facts).encode("utf-8", "backslashreplace"))
+    write_whole_file(page, environment.get_template("experiment.html").render(**facts))
+    write_whole_file(text, markdown(facts))
     return page, text
 
 
-def gather(directory: Path, command: str, outcome: Outcome) -> dict[str, Any]:
-    """Everything that page and Markdown show."""
-    chain = Chain(directory)
+def verified_chain(directory: Path) -> tuple[Chain, str]:
+    """The records of a run, every file of theirs compared with its hash, and what could not be verified, in a sentence.
+
+    Raises:
+        InputError: a record or a file was changed, dropped, or put in.
+    """
+    known = ledger_path(directory).is_file()
+    chain = Chain(directory, Ledger(directory) if known else None)
+    if not chain.records:
+        raise InputError("holds no records of a run", file=directory / RECORDS)
+    newest = {record.stage: record for record in chain.records}
+    for record in newest.values():
+        name = chain.damaged_file(record)
+        if name and not _thrown_away(directory, record, name):
+            raise InputError(
+                f"was changed or removed after stage {record.stage!r} recorded it. {TOUCHED}", file=directory / name
+            )
+    if known:
+        return chain, ""
+    return chain, (
+        "the ledger beside the run's directory was not there: whether records were dropped from the end cannot be told"
+    )
+
+
+def _thrown_away(directory: Path, record: Record, name: str) -> bool:
+    """Weights may be deleted once they were evaluated; nothing of the report is read from them."""
+    return record.stage.startswith("arm:") and not name.endswith(".jsonl") and not (directory / name).exists()
+
+
+def gather(directory: Path, command: str, outcome: RunOutcome, price: Price | None = None) -> dict[str, Any]:
+    """Everything that page and Markdown show, all of it verified."""
+    chain, unverified = verified_chain(directory)
     latest = {r.stage: r for r in chain.records}
     force = next(r for r in reversed(chain.records) if r.stage in ("start", "revision"))
     spec = json.loads((directory / force.data.get("file", "spec.json")).read_text(encoding="utf-8"))
+    settings = next(r for r in reversed(chain.records) if "settings" in r.data).data["settings"]
+    used = (latest["decision"].data if "decision" in latest else {}).get("used")
+    deviations = list(dict.fromkeys(d for r in chain.records for d in r.data.get("deviations", [])))
     decision = latest.get("decision")
     traces = [trace(directory, r) for r in chain.records if r.stage.startswith("arm:") and r.status == "passed"]
     verdict = decision.data["verdict"] if decision else "stopped"
@@ -90,13 +126,35 @@ def gather(directory: Path, command: str, outcome: Outcome) -> dict[str, Any]:
         "pins": latest["pins"].data if "pins" in latest else None,
         "evaluations": {r.stage.partition(":")[2]: r.data for r in chain.records if r.stage.startswith("evaluation:")},
         "executed": {r.stage.partition(":")[2]: r.data for r in chain.records if r.stage.startswith("arm:")},
-        "deviations": list(dict.fromkeys(d for r in chain.records for d in r.data.get("deviations", []))),
+        "probes": latest["probe"].data.get("probes", {}) if "probe" in latest else {},
+        "selection": latest["selection"].data if "selection" in latest else None,
+        "deviations": deviations + ([unverified] if unverified else []),
+        "used": used_line(used, settings, price),
         "traces": traces,
         "figures": _figures(traces),
-        "settings": chain.records[0].data["settings"],
+        "settings": settings,
+        "unanswered": unanswered,
         "num": number,
         "sec": seconds,
     }
+
+
+def used_line(used: dict[str, Any] | None, settings: dict[str, Any], price: Price | None) -> str:
+    """Time, tokens and dollars that the run really took, in a sentence; "" before it ended."""
+    if not used:
+        return ""
+    tokens = ", ".join(f"{used[f'{k}_tokens']:,} {word}" for k, word in _TOKENS.items())
+    said = f"{seconds(used['seconds'])} in all sittings, {used['gpu_hours']:.2f} GPU hours; tokens: {tokens}"
+    price = None if settings["engine"] == "local" else price or PRICES.get(settings["policy"])
+    if price is None:
+        return said + "."
+    dollars = sum(
+        used[f"{k}_tokens"] * p for k, p in zip(_TOKENS, (price.prefill, price.sample, price.train), strict=True)
+    )
+    return f"{said}; ${dollars / 1e6:.2f} at the prices of {price.source}."
+
+
+_TOKENS = {"prompt": "read", "response": "sampled", "trained": "trained on"}
 
 
 def trace(directory: Path, record: Record) -> Trace:
@@ -114,6 +172,11 @@ def trace(directory: Path, record: Record) -> Trace:
         for line, value in zip(series, values, strict=True):
             line.append(float(value))
     return out
+
+
+def unanswered(evaluation: dict[str, Any]) -> list[str]:
+    """Items that an arm never answered (older records counted those over the time limit as wrong)."""
+    return evaluation.get("unanswered", evaluation.get("over_time_limit", []))
 
 
 def _checks(latest: dict[str, Record]) -> list[CheckResult]:
@@ -224,6 +287,9 @@ def markdown(f: dict[str, Any]) -> str:
     out = [f"# {f['title']}", "", f"**{f['sentence']}**", ""]
     if f["caveat"]:
         out += [f["caveat"], ""]
+    out += ["## Deviations and remarks", "", *([f"- {d}" for d in f["deviations"]] or ["- none"]), ""]
+    if f["used"]:
+        out += ["## Used", "", f["used"], ""]
     if f["criteria"]:
         rows = []
         for c in f["criteria"]:
@@ -241,10 +307,10 @@ def markdown(f: dict[str, Any]) -> str:
         out += ["## Verdict", "", *_table(["criterion", "method", "difference", "interval"], rows), ""]
     if f["evaluations"]:
         rows = [
-            [n, e["items"], number(e["accuracy"]), number(e["truncated"]), len(e["over_time_limit"])]
+            [n, e["items"], number(e["accuracy"]), number(e["truncated"]), len(unanswered(e))]
             for n, e in f["evaluations"].items()
         ]
-        out += ["## Evaluation", "", *_table(["arm", "items", "accuracy", "truncated", "over time limit"], rows), ""]
+        out += ["## Evaluation", "", *_table(["arm", "items", "accuracy", "truncated", "unanswered"], rows), ""]
     if f["checks"]:
         rows = [
             [
@@ -275,7 +341,7 @@ def markdown(f: dict[str, Any]) -> str:
         out += [
             "## Executed",
             "",
-            *_table(["arm", "steps", "group size", "rollouts a step", "learning rate", "own weight, max"], rows),
+            *_table(["arm", "steps", "group size", "rollouts per step", "learning rate", "own weight, max"], rows),
             "",
         ]
     for t in f["traces"]:
@@ -286,7 +352,6 @@ def markdown(f: dict[str, Any]) -> str:
         ]
         head = ["step", "reward", "sd of b", "sd of LOO", "mean abs(b - LOO)", "sd of A"]
         out += [f"### {t.arm}", "", *_table(head, rows), ""]
-    out += ["## Deviations and remarks", "", *([f"- {d}" for d in f["deviations"]] or ["- none"]), ""]
     rows = [[r.index, r.stage, r.status, seconds(r.seconds), r.hash[:12]] for r in f["records"]]
     out += ["## Records", "", *_table(["", "stage", "status", "time", "hash"], rows), ""]
     out += [

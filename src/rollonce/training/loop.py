@@ -30,6 +30,7 @@ from rollonce.baselines import Batch
 from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
 from rollonce.run_directory import (
+    CHECKPOINT_FILE,
     COLLAPSED,
     DONE,
     INTERRUPTED,
@@ -81,6 +82,7 @@ class RunUnderWay:
     strange_steps: int = 0
     status: str = DONE
     message: str = ""
+    on_checkpoint: Callable[[Path], None] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -106,6 +108,7 @@ def train(
     learner: Learner | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
     on_batch: Callable[[int, Batch, FloatArray, FloatArray], None] | None = None,
+    on_checkpoint: Callable[[Path], None] | None = None,
     start_evaluation: Callable[[Evaluate], list[EvaluationRecord]] | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
@@ -118,6 +121,7 @@ def train(
         on_step: Called with each step's record.
         on_batch: Called with each step, its rollouts, their advantages (B,) and baselines (B,), after the update; a
             step that a killed run repeats is told of again.
+        on_checkpoint: Called with the file each time that a checkpoint was written.
         start_evaluation: Called with a function that evaluates the start policy; may answer from a cache.
         stop: Set it to stop after the step that is running, with a checkpoint; so does SIGINT or SIGTERM in the main
             thread.
@@ -130,6 +134,7 @@ def train(
         if (ended := result_of(directory)) is not None:
             return ended
         run = set_up(config, directory, splits, learner, start_evaluation)
+        run.on_checkpoint = on_checkpoint
         with RunLog(config, directory, run.steps_done, keep_until=run.steps_done + (run.status == NOT_FINITE)) as log:
             while run.goes_on:
                 taken = take_step(run)
@@ -278,6 +283,8 @@ def checkpoint(run: RunUnderWay) -> None:
         "message": run.message,
     }
     save_checkpoint(run.directory, state)
+    if run.on_checkpoint is not None:
+        run.on_checkpoint(run.directory / CHECKPOINT_FILE)
 
 
 def finish(run: RunUnderWay) -> RunResult:

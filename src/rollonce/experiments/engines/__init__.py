@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from rollonce.experiments.derive import Settings
+from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.engine import Engine
 from rollonce.experiments.spec import Spec
 
 
-def make_engine(spec: Spec, settings: Settings) -> Engine:
+def make_engine(spec: Spec, settings: ExperimentSettings) -> Engine:
     """The engine that the settings name: ``local``, ``tinker`` (our loop on a service) or ``cookbook`` (the stock
     recipe on a service)."""
     if settings.engine == "cookbook":

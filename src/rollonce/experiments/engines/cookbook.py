@@ -27,8 +27,18 @@ import numpy as np
 import rollonce
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import baseline_of
-from rollonce.experiments.derive import Settings
-from rollonce.experiments.engine import Answer, ExperimentTasks, Fresh, Progress, StepLog, Trained
+from rollonce.experiments.derive import ExperimentSettings
+from rollonce.experiments.engine import (
+    Answer,
+    ExperimentTasks,
+    FreshClient,
+    Probe,
+    Progress,
+    StageFailed,
+    StartPolicy,
+    StepLog,
+    TrainedArm,
+)
 from rollonce.experiments.engines.cookbook_path import CookbookPath
 from rollonce.experiments.engines.cookbook_tasks import (
     cookbook_format,
@@ -37,11 +47,20 @@ from rollonce.experiments.engines.cookbook_tasks import (
     read_log,
     training_order,
 )
+from rollonce.experiments.engines.loop import dummy_advantages
+from rollonce.experiments.engines.recipe_watch import OTHER_START, client_log_probs
+from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec, Spec
+from rollonce.files import write_json_file
 from rollonce.tasks import Task, grade
 
 RECIPE = "tinker_cookbook.recipes.math_rl.train"
 DENSE = "rollonce.experiments.engines.dense_recipe"
+WATCHER = "rollonce.experiments.engines.recipe_watch"
+LOGS = ("log/checkpoints.jsonl", "log/metrics.jsonl", "log/rollonce/advantages.jsonl", "watch.jsonl")
+"""Files that the recipe appends to, and a later sitting reads."""
+KEPT = ("baseline.json", "log/iteration_*/*rollout_summaries.jsonl", "log/rollonce/state_*.json")
+"""Files that it writes once."""
 FORMAT_COEF = 0.1  # of the recipe's environment
 PATIENCE_S = 120.0
 
@@ -56,7 +75,7 @@ class CookbookEngine:
 
     name = "cookbook"
 
-    def __init__(self, spec: Spec, settings: Settings) -> None:
+    def __init__(self, spec: Spec, settings: ExperimentSettings) -> None:
         if not settings.tasks.startswith("gsm8k:"):
             raise InputError(
                 f"the recipe trains on GSM8K here, not on {settings.tasks!r}: use rollonce.engine = tinker for other "
@@ -68,6 +87,7 @@ class CookbookEngine:
         self._policy: Any = None
         self._sampling = ""
         self._renderer: Any = None
+        self._lengths: dict[str, int] = {}
 
     def identity(self) -> dict[str, Any]:
         """See `Engine.identity`. The address may change between sittings (a port); what is installed may not."""
@@ -75,16 +95,22 @@ class CookbookEngine:
         for package in ("tinker", "tinker-cookbook", "transformers", "torch"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[package] = importlib.metadata.version(package)
-        return {"engine": self.name, "policy": self.settings.policy, "rollonce": rollonce.__version__, **versions}
+        return {"engine": self.name, "policy": self.settings.policy, "rollonce": rollonce.__version__, **versions} | {
+            "renderer": self.settings.renderer
+        }
 
     def tasks(self) -> ExperimentTasks:
         """See `Engine.tasks`."""
         if self._tasks is None:
             s, spec = self.settings, self.spec
             used = max(a.steps * a.groups_per_batch for a in spec.arms)
-            n_test = spec.eval.n_examples
             self._tasks = cookbook_tasks(
-                s.tasks, spec.arms[0].seed, used, s.calibration_tasks, n_test, dense=s.dense_reward
+                s.tasks,
+                spec.arms[0].seed,
+                n_used=used,
+                n_calibration=s.calibration_tasks,
+                n_selection=s.selection_tasks,
+                dense=s.dense_reward,
             )
         return self._tasks
 
@@ -96,36 +122,35 @@ class CookbookEngine:
         from rollonce.policies.tinker_render import Renderer
         from rollonce.policies.tinker_service import TinkerService
 
-        tokenizer, renderer, prefix = self._recipe_renderer()
+        tokenizer, renderer, _ = self._recipe_renderer()
+        registered = self._registered(self.spec.arms[0])
 
-        def encode(question: str) -> list[int]:
-            env = _environment(question, "", renderer, prefix)
-            seen, _ = asyncio.run(env.initial_observation())
-            return seen.to_ints()
-
-        own = Renderer(f"cookbook:{self.renderer_name()}", encode, list(renderer.get_stop_sequences()))
+        own = Renderer(f"cookbook:{self.renderer_name()}", self._encode, list(renderer.get_stop_sequences()))
         return TinkerPolicy(
             TinkerService(self.settings.base_url, patience_s=PATIENCE_S),
             self.settings.policy,
             tokenizer,
             own,
             loss="importance_sampling",
-            adam=AdamSettings(),
+            adam=AdamSettings(*(registered[k] for k in ("beta1", "beta2", "eps"))),
             lora_rank=self.spec.lora_rank or 32,
             seed=seed,
         )
 
     def renderer_name(self) -> str:
-        """The specification's, or the one that the cookbook recommends for the model."""
+        """The one that was named, as the cookbook calls it.
+
+        Raises:
+            InputError: none was: whether the model thinks before it answers decides this experiment, so none is chosen.
+        """
         if self.settings.renderer:
             return self.settings.renderer.removeprefix("cookbook:")
-        from tinker_cookbook import model_info  # type: ignore[import-not-found]
+        raise InputError(no_renderer(self.settings.policy))
 
-        try:
-            return model_info.get_recommended_renderer_name(self.settings.policy)
-        except (KeyError, ValueError) as error:
-            said = f"tinker-cookbook knows no renderer for {self.settings.policy!r}"
-            raise InputError(f"{said}: name one as rollonce.renderer ({error})") from None
+    def _registered(self, arm: ArmSpec) -> dict[str, Any]:
+        groups = self.spec.restoration_preflight.groups
+        by_name = {a.name: a.optimizer_config.model_dump() for g in groups for a in g.arms}
+        return by_name.get(arm.name, {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8})
 
     def _recipe_renderer(self) -> tuple[Any, Any, Any]:
         if self._renderer is None:
@@ -187,45 +212,82 @@ class CookbookEngine:
             self._sampling = checkpoint
         return policy
 
+    def contents(self, samples: Any) -> tuple[list[str], list[bool]]:
+        """What the recipe grades of each rollout: the text of the parsed message, without its thinking part; and
+        whether it ended at a stop sequence."""
+        from tinker_cookbook import renderers  # type: ignore[import-not-found]
+
+        from rollonce.policies.samples import rows_of
+
+        _, renderer, _ = self._recipe_renderer()
+        texts, ended = [], []
+        for _, response, _ in rows_of(samples):
+            message, termination = renderer.parse_response(response)
+            texts.append(renderers.get_text_content(message))
+            ended.append(bool(getattr(termination, "is_stop_sequence", termination)))
+        return texts, ended
+
     def _graded(self, tasks: Sequence[Task], samples: Any, *, training: bool) -> list[Answer]:
-        truncated = samples.truncated_B.tolist()
-        # The recipe parses a truncated response as it is; so does this.
-        grades = grade(tasks, samples.texts)
+        texts, ended = self.contents(samples)
+        # The recipe grades a truncated response as it is; so does this.
+        grades = grade(tasks, texts)
         rewards = list(grades.rewards)
         if training:
-            fine = [0.0 if cut else cookbook_format(text) for cut, text in zip(truncated, samples.texts, strict=True)]
+            fine = [cookbook_format(text) if end else 0.0 for text, end in zip(texts, ended, strict=True)]
             rewards = [r + FORMAT_COEF * (f - 1) for r, f in zip(rewards, fine, strict=True)]
-        lengths = samples.lengths_B.tolist()
+        read = self.prompt_lengths([t.prompt for t in tasks])
         return [
-            Answer(r, bool(c), int(n), f)
-            for r, c, n, f in zip(rewards, truncated, lengths, grades.failures, strict=True)
+            Answer(r, bool(c), int(n), f, k)
+            for r, c, n, f, k in zip(
+                rewards,
+                samples.truncated_B.tolist(),
+                samples.lengths_B.tolist(),
+                grades.failures,
+                read,
+                strict=True,
+            )
         ]
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
-        """See `Engine.fresh`: a new training client as the recipe makes one, its weights saved at once and asked for
-        log-probabilities."""
-        from rollonce.policies.samples import to_samples
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        """See `Engine.prompt_lengths`: with the recipe's example and suffix."""
+        for prompt in prompts:
+            if prompt not in self._lengths:
+                self._lengths[prompt] = len(self._encode(prompt))
+        return [self._lengths[p] for p in prompts]
+
+    def _encode(self, question: str) -> list[int]:
+        _, renderer, prefix = self._recipe_renderer()
+        seen, _ = asyncio.run(_environment(question, "", renderer, prefix).initial_observation())
+        return list(seen.to_ints())
+
+    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+        """See `Engine.fresh`: a forward pass of a new training client."""
+        policy = self._service(arm.seed)
+        try:
+            rows = [self._encode(p) for p in prompts]
+            log_probs = policy.service.call("a forward pass", lambda: client_log_probs(policy.trainer, rows))
+        finally:
+            policy.close()
+        return FreshClient(log_probs, {"lora_rank": policy.lora_rank, "seed": policy.seed})
+
+    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+        """See `Engine.probe`, through the raw SDK; what the recipe itself sends is watched while it trains."""
+        import torch
 
         policy = self._service(arm.seed)
         try:
-            rows = [policy.encode(p) for p in prompts]
-            zeros = [[0.0] * (len(r) - 1) for r in rows]
-            samples = to_samples(
-                prompts=list(prompts),
-                texts=[""] * len(rows),
-                prompt_ids=[r[:1] for r in rows],
-                response_ids=[r[1:] for r in rows],
-                log_probs=zeros,
-                truncated=[False] * len(rows),
-                temperature=1.0,
-                pad_id=0,
-            )
-            found = policy.log_probs(samples).double().tolist()
+            samples = policy.sample([t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, seed=arm.seed)
+            advantages = torch.from_numpy(dummy_advantages(self.spec, arm, tasks, self.tasks().train.prompts))
+            update = policy.update(samples, advantages, learning_rate=arm.lr)
+            after = policy.log_probs(samples).double()
         finally:
             policy.close()
-        adam = recipe_adam(arm.lr)
-        sent = {**adam, "lora_rank": self.spec.lora_rank, "seed": arm.seed}
-        return Fresh([row[: len(r) - 1] for row, r in zip(found, rows, strict=True)], sent)
+        mask, before = samples.response_mask_BT, update.log_probs_BT.double()
+        ratio = torch.exp(before - samples.log_probs_BT.double())
+        loss = -float((ratio * advantages[:, None] * mask).sum())
+        adam = {k: policy.last_adam[k] for k in ("beta1", "beta2", "eps", "learning_rate")}
+        error, moved = float((ratio - 1).abs()[mask].max()), float((after - before).abs()[mask].max())
+        return Probe(len(tasks), int(samples.n_tokens), loss, error, adam, moved)
 
     # ---- the recipe
 
@@ -257,14 +319,14 @@ class CookbookEngine:
         options["renderer_name"] = self.renderer_name()
         words = [f"{k}={v}" for k, v in options.items()]
         recipe = DENSE if s.dense_reward else RECIPE
+        watched = [sys.executable, "-m", WATCHER, str(directory / "watch.json"), "--"]
         if arm.advantage == "group_mean":
-            return [sys.executable, "-m", recipe, *words]
+            return [*watched, recipe, *words]
         baseline = directory / "baseline.json"
         if not baseline.is_file():
             baseline_of(self.spec, arm.advantage).fit(self.tasks().train.prompts).save(baseline)
         return [
-            sys.executable,
-            "-m",
+            *watched,
             "rollonce.integrations.tinker_cookbook",
             str(baseline),
             "--prompts",
@@ -274,24 +336,60 @@ class CookbookEngine:
             *words,
         ]
 
-    def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
+    def train(
+        self,
+        arm: ArmSpec,
+        steps: int,
+        directory: Path,
+        *,
+        progress: Progress,
+        ledger: Ledger,
+        start: StartPolicy | None,
+    ) -> TrainedArm:
         """See `Engine.train`."""
         directory.mkdir(parents=True, exist_ok=True)
         where = prepare_directory(self.settings.tasks, directory / "data")
         command = self.command(arm, steps, directory)
+        relative = lambda path: path.relative_to(ledger.directory).as_posix()  # noqa: E731
+        for log in LOGS:  # what nobody vouches for is made again: the recipe goes on from the checkpoint before
+            ledger.check_file(relative(directory / log), cut=True)
+        for file in sorted(f for pattern in KEPT for f in directory.glob(pattern)):
+            ledger.check_file(relative(file))
+        common = None
+        if start is not None:
+            rows = [self._encode(p) for p in start.prompts]
+            common = {"rows": rows, "log_probs": start.log_probs, "atol": start.atol}
+        seen = directory / "watch.jsonl"
+        write_json_file(directory / "watch.json", {"seed": arm.seed, "start": common, "out": str(seen)})
+
+        def tell() -> None:
+            for pattern in (*LOGS, *KEPT):
+                for file in directory.glob(pattern):
+                    ledger.note_file(relative(file))
+            progress(arm.name, "steps", min(len(read_log(directory / "log" / "metrics.jsonl")), steps), steps)
+
         if not _final(directory):
-            self._run(
-                command,
-                where,
-                directory,
-                lambda: progress(arm.name, len(read_log(directory / "log" / "metrics.jsonl")), steps),
-            )
+            self._run(command, where, directory, tell)
+            tell()
         final = _final(directory)
         if final is None:
             raise InputError(
                 "the recipe ended without a final checkpoint; its own words are in recipe.log", file=directory
             )
-        return Trained(self._steps(arm, steps, directory), final, shlex.join(command), self._remarks(arm))
+        told = read_log(seen)
+        differences = [row["start_difference"] for row in told if "start_difference" in row]
+        adam = [row["adam"] for row in told if "adam" in row]
+        names = ("beta1", "beta2", "eps", "learning_rate")
+        optimizer: dict[str, list[Any]] = {k: sorted({a[k] for a in adam}) for k in names}
+        seeds = {row["adapters"]["seed"] for row in told if "adapters" in row}
+        return TrainedArm(
+            steps=self._steps(arm, steps, directory),
+            checkpoint=final,
+            command=shlex.join(command),
+            remarks=self._remarks(arm),
+            optimizer=optimizer | {"seed": sorted(seeds)},
+            start_difference=differences[-1] if differences else None,
+        )
 
     def _run(self, command: list[str], where: Path, directory: Path, tell: Any) -> None:
         from rollonce.policies.tinker_service import ServiceError, TinkerService, api_key
@@ -336,6 +434,12 @@ class CookbookEngine:
                         process.kill()
                         process.wait()
                 service.close()
+        if process.returncode == OTHER_START:
+            differs = [r["start_difference"] for r in read_log(directory / "watch.jsonl") if "start_difference" in r]
+            raise StageFailed(
+                "the recipe's training client does not start from the policy of the restoration preflight: "
+                f"log-probabilities differ by {differs[-1] if differs else None}"
+            )
         if process.returncode != 0:
             tail = (directory / "recipe.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
             from rollonce.policies.tinker_service import without_key
@@ -361,8 +465,22 @@ class CookbookEngine:
                 ids, rewards, b, weight = r["task_ids"], r["rewards"], r["baselines"], r["self_weight_max"]
             advantages = [x - y for x, y in zip(rewards, b, strict=True)]
             _, counts = np.unique(ids, return_counts=True)
-            rate, seconds = float(m["optim/lr"]), float(m.get("time/total", 0.0))
-            out.append(StepLog(i + 1, ids, rewards, b, advantages, int(counts.max()), rate, seconds, weight))
+            tokens = {k: int(m.get(f"env/all/total_{k}_tokens", 0)) for k in ("ob", "ac")}
+            out.append(
+                StepLog(
+                    step=i + 1,
+                    task_ids=ids,
+                    rewards=rewards,
+                    baselines=b,
+                    advantages=advantages,
+                    group_size=int(counts.max()),
+                    learning_rate=float(m["optim/lr"]),
+                    seconds=float(m.get("time/total", 0.0)),
+                    self_weight_max=weight,
+                    response_tokens=tokens["ac"],
+                    prompt_tokens=tokens["ob"],
+                )
+            )
         return out
 
     def _stock_step(
@@ -386,8 +504,8 @@ class CookbookEngine:
             "exact match",
             "loss_fn=importance_sampling and save_every=1 are given to the recipe explicitly; its defaults differ "
             "between versions",
-            "the recipe passes no LoRA seed: the service draws the adapters' start (their product is zero, so policies "
-            "start equal)",
+            "the recipe passes no LoRA seed: rollonce.experiments.engines.recipe_watch adds the registered one, and "
+            "writes down what the optimizer is sent; nothing else of the recipe is changed",
         ]
         if self.settings.dense_reward:
             out.append("dense_reward: the recipe ran with a grade that a random model earns")
@@ -400,21 +518,22 @@ class CookbookEngine:
             self._policy, self._sampling = None, ""
 
 
-def recipe_adam(learning_rate: float) -> dict[str, Any]:
-    """What the installed cookbook sends with every optimizer step, read from its source's defaults."""
-    import inspect
+def no_renderer(model: str) -> str:
+    """The sentence where none was named, with those that the cookbook has for the model, or its family."""
+    known: list[str] = []
+    try:
+        from tinker_cookbook import model_info  # type: ignore[import-not-found]
 
-    from tinker_cookbook.rl import train  # type: ignore[import-not-found]
-
-    found = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-    text = inspect.getsource(train)
-    import re
-
-    for name in found:
-        match = re.search(rf"AdamParams\([^)]*\b{name}=([0-9.e-]+)", text)
-        if match:
-            found[name] = float(match[1])
-    return {**found, "learning_rate": learning_rate}
+        known = list(model_info.get_recommended_renderer_names(model))
+    except (ImportError, AttributeError, KeyError, ValueError):
+        family = model.rpartition("/")[2].partition("-")[0].lower().replace(".", "_")
+        known = [f"{family}_disable_thinking", family] if family.startswith("qwen3") else []
+    some = f" ({', '.join(known)} of tinker-cookbook's, say)" if known else ""
+    return (
+        f"no renderer is named for {model!r}: give --renderer NAME{some}. None is chosen for you: with thinking on, "
+        "most answers are cut off at the registered max_tokens, with thinking off the model answers at once, and that "
+        "decides this experiment"
+    )
 
 
 def _environment(question: str, answer: str, renderer: Any, prefix: Any) -> Any:

@@ -23,7 +23,7 @@ class CookbookPath:
     against = "tinker-cookbook's own compute_advantages and assemble_training_data, as installed"
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
-        """See `rollonce.experiments.preflight.Path`."""
+        """See `rollonce.experiments.preflight.AdvantagePath`."""
         from rollonce.integrations.tinker_cookbook import CookbookRun
 
         groups, prompts = _groups(batch)
@@ -32,7 +32,7 @@ class CookbookPath:
         return _datums(groups, run.advantages_of(groups))
 
     def stock(self, batch: FixedBatch) -> list[Datum]:
-        """See `rollonce.experiments.preflight.Path`."""
+        """See `rollonce.experiments.preflight.AdvantagePath`."""
         groups, _ = _groups(batch)
         return _datums(groups, _cookbook("rl.data_processing").compute_advantages(groups))
 

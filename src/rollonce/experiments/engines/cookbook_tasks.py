@@ -15,9 +15,11 @@ import numpy as np
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.experiments.dense import with_dense_reward
 from rollonce.experiments.engine import ExperimentTasks
+from rollonce.experiments.evaluate import within_seconds
 from rollonce.integrations.rows import stable_task_id
 from rollonce.tasks import Task, TaskSet
 
+HUB_S = 60.0
 _README = (
     "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n  - {split: test, path: "
     "test.jsonl}\n---\n"
@@ -76,7 +78,8 @@ def prepare_directory(source: str, folder: Path) -> Path:
     return folder
 
 
-def _rows(source: str, split: str) -> list[dict[str, Any]]:
+def gsm8k_rows(source: str, split: str) -> list[dict[str, Any]]:
+    """Rows of GSM8K as they come, from a directory (``gsm8k:DIR``) or the hub (``gsm8k:hub``)."""
     from rollonce.tasks.jsonl import read_json_lines
 
     place = source.partition(":")[2]
@@ -91,15 +94,18 @@ def _rows(source: str, split: str) -> list[dict[str, Any]]:
     except ImportError as error:
         raise MissingExtraError("GSM8K from the hub", "datasets", "tinker") from error
     try:
-        return [dict(row) for row in load_dataset("openai/gsm8k", "main", split=split)]
+        rows = within_seconds(HUB_S, lambda: load_dataset("openai/gsm8k", "main", split=split))
     except Exception as error:  # the hub's client raises many kinds
         raise InputError(
             f"GSM8K cannot be had from the hub ({type(error).__name__}); give --gsm8k DIR instead"
-        ) from error
+        ) from None
+    if rows is None:
+        raise InputError(f"the hub did not give GSM8K within {HUB_S:g} s; give --gsm8k DIR instead")
+    return [dict(row) for row in rows]
 
 
 def cookbook_tasks(
-    source: str, seed: int, n_used: int, n_calibration: int, n_test: int, *, dense: bool
+    source: str, seed: int, *, n_used: int, n_calibration: int, n_selection: int, dense: bool
 ) -> ExperimentTasks:
     """The sets as the recipe sees them. Ids are those that its log has under our patch (`stable_task_id`).
 
@@ -107,8 +113,8 @@ def cookbook_tasks(
         source: ``gsm8k:DIRECTORY`` or ``gsm8k:hub``.
         seed: Of the recipe's shuffle (``datasets``' own: numpy's default generator, one permutation).
         n_used: Tasks that the arm with the most trains on.
-        n_calibration: Tasks right behind those in the shuffle.
-        n_test: Of the test set, in its order.
+        n_calibration, n_selection: Tasks right behind those in the shuffle, first the ones and then the others.
+        dense: Graded by `rollonce.experiments.dense`.
 
     Raises:
         InputError: no such files, rows that are not GSM8K's, or too few of them.
@@ -131,22 +137,29 @@ def cookbook_tasks(
                 solutions[task.id] = f"{answer}\n\\boxed{{{reference}}}"
         return TaskSet(out.values(), f"gsm8k/{name}")
 
-    rows = _rows(source, "train")
+    rows = gsm8k_rows(source, "train")
     order = np.random.default_rng(seed).permutation(len(rows))
     used = tasks_of([rows[int(i)] for i in order[:n_used]], "used")
     taken = {t.id for t in used}
     behind = [t for t in tasks_of([rows[int(i)] for i in order[n_used:]], "behind") if t.id not in taken]
-    train, test = tasks_of(rows, "train"), tasks_of(_rows(source, "test"), "test")[:n_test]
-    sets = [train, used, TaskSet(behind[:n_calibration], "gsm8k/calibration"), test]
-    labels = [(t, solutions[t.id]) for t in [*test, *train]]
+    test_rows = gsm8k_rows(source, "test")
+    train, test = tasks_of(rows, "train"), tasks_of(test_rows, "test")
+    sets = {
+        "train": train,
+        "used": used,
+        "calibration": TaskSet(behind[:n_calibration], "gsm8k/calibration"),
+        "test": test,
+        "selection": TaskSet(behind[n_calibration : n_calibration + n_selection], "gsm8k/selection"),
+    }
     if dense:
-        return ExperimentTasks(*(with_dense_reward(s) for s in sets), labels=[])  # type: ignore[arg-type]
-    return ExperimentTasks(*sets, labels=labels)
+        sets = {name: with_dense_reward(tasks) for name, tasks in sets.items()}
+    labels = [] if dense else [(t, solutions[t.id]) for t in [*test, *train]]
+    return ExperimentTasks(**sets, labels=labels, train_rows=len(rows), test_rows=len(test_rows))
 
 
 def training_order(source: str, seed: int, n: int) -> list[str]:
     """Ids of the first n rows of the recipe's shuffle, one a row."""
-    rows = _rows(source, "train")
+    rows = gsm8k_rows(source, "train")
     return [
         stable_task_id(str(rows[int(i)]["question"])) for i in np.random.default_rng(seed).permutation(len(rows))[:n]
     ]

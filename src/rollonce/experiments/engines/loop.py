@@ -13,22 +13,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import rollonce
 from rollonce.baselines import Batch
-from rollonce.experiments.advantages import TOKEN_CRITIC, config_of
+from rollonce.errors import InputError
+from rollonce.experiments.advantages import TOKEN_CRITIC, baseline_of, config_of
 from rollonce.experiments.dense import with_dense_reward
-from rollonce.experiments.derive import Settings
-from rollonce.experiments.engine import Answer, ExperimentTasks, Fresh, Progress, StageFailed, StepLog, Trained
-from rollonce.experiments.files import append_line, file_digest, read_lines
+from rollonce.experiments.derive import ExperimentSettings
+from rollonce.experiments.engine import (
+    Answer,
+    ExperimentTasks,
+    FreshClient,
+    Probe,
+    Progress,
+    StageFailed,
+    StartPolicy,
+    StepLog,
+    TrainedArm,
+    largest_difference,
+)
+from rollonce.experiments.engines.cookbook_tasks import gsm8k_rows
+from rollonce.experiments.files import file_digest
+from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.preflight import OwnPath
 from rollonce.experiments.spec import ArmSpec, Spec
+from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
-from rollonce.run_directory import CHECKPOINT_FILE, METRICS_FILE, POLICY_FOLDER
+from rollonce.run_directory import CHECKPOINT_FILE, INTERRUPTED, POLICY_FOLDER
 from rollonce.tasks import Task, TaskSet, TaskSplits, grade, load_tasks, source_of, worked_solutions
 from rollonce.training.config import RunConfig, validated
 
 BATCHES = "batches.jsonl"
+CLIENT = "client.json"
 
 
 class LoopEngine:
@@ -40,7 +57,7 @@ class LoopEngine:
         service: Train and sample on a Tinker-compatible service instead of here.
     """
 
-    def __init__(self, spec: Spec, settings: Settings, *, service: bool = False) -> None:
+    def __init__(self, spec: Spec, settings: ExperimentSettings, *, service: bool = False) -> None:
         self.spec, self.settings, self.service = spec, settings, service
         self.name = "tinker" if service else "local"
         if service:
@@ -52,10 +69,10 @@ class LoopEngine:
         self._tasks: ExperimentTasks | None = None
         self._start: Any = None
         self._loaded: tuple[str, Any] = ("", None)
+        self._lengths: dict[str, int] = {}
 
     def identity(self) -> dict[str, Any]:
         """See `Engine.identity`."""
-        import torch
         import transformers
 
         weights = ""
@@ -70,7 +87,7 @@ class LoopEngine:
             "rollonce": rollonce.__version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "service": self.settings.base_url if self.service else None,
+            "renderer": self.settings.renderer,
         }
 
     # ---- tasks
@@ -78,18 +95,25 @@ class LoopEngine:
     def tasks(self) -> ExperimentTasks:
         """See `Engine.tasks`."""
         if self._tasks is None:
-            s, drawn = self.settings, source_of(self.settings.tasks)[0].is_endless
-            n = self.spec.eval.n_examples
+            s, is_gsm8k = self.settings, self.settings.tasks.startswith("gsm8k:")
             splits = load_tasks(
                 s.tasks,
                 train=s.train_tasks,
-                holdout=s.calibration_tasks,
-                test=n if drawn else None,
+                holdout=s.calibration_tasks + s.selection_tasks,
+                test=self.spec.eval.n_examples if source_of(s.tasks)[0].is_endless else None,
                 seed=s.task_seed,
             )
-            train, calibration, test = (with_dense_reward(t) if s.dense_reward else t for t in splits)
+            train, held_out, test = (with_dense_reward(t) if s.dense_reward else t for t in splits)
+            rows = {split: len(gsm8k_rows(s.tasks, split)) for split in ("train", "test") if is_gsm8k}
             self._tasks = ExperimentTasks(
-                train, self._used(train), calibration, test[:n], self._labels(train, test[:n])
+                train=train,
+                used=self._used(train),
+                calibration=held_out[: s.calibration_tasks],
+                test=test,
+                labels=self._labels(train, test),
+                selection=held_out[s.calibration_tasks :],
+                train_rows=rows.get("train"),
+                test_rows=rows.get("test"),
             )
         return self._tasks
 
@@ -157,14 +181,7 @@ class LoopEngine:
             for start in group.arms:
                 if start.name == arm.name:
                     return start.optimizer_config.model_dump()
-        return {
-            "beta1": 0.9,
-            "beta2": 0.95,
-            "eps": 1e-8,
-            "learning_rate": arm.lr,
-            "lora_rank": self.spec.lora_rank,
-            "seed": arm.seed,
-        }
+        return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
     def _learner(self, arm: ArmSpec) -> Any:
         from rollonce.training.learners import make_learner
@@ -175,11 +192,14 @@ class LoopEngine:
 
     def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         """See `Engine.sample`."""
-        if self._start is None:
-            self._start = self._learner(self.spec.arm(self.settings.treatment))
         repeated = [t for t in tasks for _ in range(group_size)]
-        found = self._answers(self._start, repeated, 1.0, [seed])
+        found = self._answers(self._starting_learner(), repeated, 1.0, [seed])
         return [found[i : i + group_size] for i in range(0, len(found), group_size)]
+
+    def _starting_learner(self) -> Any:
+        if self._start is None:
+            self._start = self._learner(self.spec.arms[0])
+        return self._start
 
     def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
         """See `Engine.answer`."""
@@ -190,9 +210,9 @@ class LoopEngine:
     def _trained(self, checkpoint: str) -> Any:
         from rollonce.training.learners.local import LocalLearner, load_policy
 
-        config = self.config(self.spec.arm(self.settings.treatment), 1)
+        config = self.config(self.spec.arms[0], 1)
         if self.service:
-            learner = self._learner(self.spec.arm(self.settings.treatment))
+            learner = self._learner(self.spec.arms[0])
             learner.sample_from(json.loads(Path(checkpoint).read_text())["path"])
             return learner
         source = config.policy.model_copy(update={"source": checkpoint, "lora_rank": 0, "attention": "eager"})
@@ -204,42 +224,75 @@ class LoopEngine:
         )
         truncated, lengths = samples.truncated_B.tolist(), samples.lengths_B.tolist()
         grades = grade(tasks, samples.texts, truncated=truncated)
+        read = self.prompt_lengths([t.prompt for t in tasks])
         return [
-            Answer(r, bool(c), int(n), f)
-            for r, c, n, f in zip(grades.rewards, truncated, lengths, grades.failures, strict=True)
+            Answer(r, bool(c), int(n), f, k)
+            for r, c, n, f, k in zip(grades.rewards, truncated, lengths, grades.failures, read, strict=True)
         ]
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> Fresh:
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        """See `Engine.prompt_lengths`."""
+        for prompt in prompts:
+            if prompt not in self._lengths:
+                self._lengths[prompt] = len(self._encode(self._starting_learner(), prompt))
+        return [self._lengths[p] for p in prompts]
+
+    def _encode(self, learner: Any, prompt: str) -> list[int]:
+        policy = getattr(learner, "policy", learner)
+        return list(policy.encode(prompt)) if self.service else policy.encode([prompt])[0][0].tolist()
+
+    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
         """See `Engine.fresh`: the prompts' tokens after their first, through a policy loaded for this arm."""
+        learner = self._learner(arm)
+        asked = {"lora_rank": self.config(arm, 1).policy.lora_rank or None, "seed": self.config(arm, 1).policy.seed}
+        return FreshClient(self._log_probs(learner, prompts), asked)
+
+    def _log_probs(self, learner: Any, prompts: Sequence[str]) -> list[list[float]]:
+        """Of each prompt's own tokens after its first."""
         from rollonce.policies.samples import to_samples
 
-        learner = self._learner(arm)
-        policy = getattr(learner, "policy", learner)
-        rows = [policy.encode(p) if self.service else policy.encode([p])[0][0].tolist() for p in prompts]
+        rows = [self._encode(learner, p) for p in prompts]
         zeros = [[0.0] * (len(r) - 1) for r in rows]
+        first, rest, n = [r[:1] for r in rows], [r[1:] for r in rows], len(rows)
         samples = to_samples(
             prompts=list(prompts),
-            texts=[""] * len(rows),
-            prompt_ids=[r[:1] for r in rows],
-            response_ids=[r[1:] for r in rows],
+            texts=[""] * n,
+            prompt_ids=first,
+            response_ids=rest,
             log_probs=zeros,
-            truncated=[False] * len(rows),
+            truncated=[False] * n,
             temperature=1.0,
             pad_id=0,
         )
-        found = policy.log_probs(samples).detach().double().tolist()
-        log_probs = [row[: len(r) - 1] for row, r in zip(found, rows, strict=True)]
-        return Fresh(log_probs, self._optimizer_sent(learner, arm))
+        policy = getattr(learner, "policy", learner)
+        log_probs = policy.log_probs(samples).detach().double().tolist()
+        return [row[: len(r) - 1] for row, r in zip(log_probs, rows, strict=True)]
 
-    def _optimizer_sent(self, learner: Any, arm: ArmSpec) -> dict[str, Any]:
-        """Read back from the optimizer itself (for a service: from what will be sent with each step)."""
-        common = {"lora_rank": self.config(arm, 1).policy.lora_rank or None, "seed": arm.seed}
+    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+        """See `Engine.probe`; the rewards are 0 and 1 in turns, so that there is something to learn."""
+        learner = self._learner(arm)
+        prompts = [t.prompt for t in tasks]
+        samples = learner.sample(prompts, max_new_tokens=self.settings.max_tokens, temperature=1.0, seed=[arm.seed])
+        advantages = dummy_advantages(self.spec, arm, tasks, self.tasks().train.prompts)
+        before = learner.policy.log_probs(samples).detach().double()
+        update = learner.update(samples, advantages)
+        after = learner.policy.log_probs(samples).detach().double()
+        mask = samples.response_mask_BT
+        ratio_error = (torch.exp(before - samples.log_probs_BT.double()) - 1).abs()[mask].max()
+        moved = (after - before).abs()[mask].max()
+        given = {k: v[0] for k, v in self._optimizer_given(learner, arm).items()}
         if self.service:
-            adam = learner.adam
-            return {"beta1": adam.beta1, "beta2": adam.beta2, "eps": adam.eps, "learning_rate": arm.lr, **common}
+            learner.close()
+        return Probe(len(tasks), int(samples.n_tokens), update.loss, float(ratio_error), given, float(moved))
+
+    def _optimizer_given(self, learner: Any, arm: ArmSpec) -> dict[str, list[Any]]:
+        """Read from the optimizer itself; for a service from what was sent with its last step."""
+        if self.service:
+            sent = learner.policy.last_adam
+            return {k: [sent[k]] for k in ("beta1", "beta2", "eps", "learning_rate")}
         group = learner.optimizer.param_groups[0]
         beta1, beta2 = group["betas"]
-        return {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "learning_rate": group["lr"], **common}
+        return {"beta1": [beta1], "beta2": [beta2], "eps": [group["eps"]], "learning_rate": [group["lr"]]}
 
     def discard(self, directory: Path) -> None:
         """See `Engine.discard`."""
@@ -254,61 +307,123 @@ class LoopEngine:
             if hasattr(learner, "close"):
                 learner.close()
 
-    def train(self, arm: ArmSpec, steps: int, directory: Path, progress: Progress) -> Trained:
+    def train(
+        self,
+        arm: ArmSpec,
+        steps: int,
+        directory: Path,
+        *,
+        progress: Progress,
+        ledger: Ledger,
+        start: StartPolicy | None,
+    ) -> TrainedArm:
         """See `Engine.train`."""
-        from rollonce.run_directory import INTERRUPTED
         from rollonce.training.loop import train
 
+        name = directory.relative_to(ledger.directory).as_posix()
+        remarks = _only_what_is_noted(directory, name, ledger)
         directory.mkdir(parents=True, exist_ok=True)
-        log = directory / BATCHES
-        list(read_lines(log, mend=True))
+        config, log, client_file = self.config(arm, steps), f"{name}/{BATCHES}", directory / CLIENT
+        rows: dict[int, dict[str, Any]] = {row["step"]: row for row in ledger.read(log)}
+        learner, difference = self._learner(arm), None
+        if client_file.is_file():
+            difference = json.loads(client_file.read_text())["start_difference"]
+        elif start is not None:
+            difference = largest_difference(self._log_probs(learner, start.prompts), start.log_probs)
+            if difference is None or difference > start.atol:
+                raise StageFailed(
+                    f"the training client of {arm.name} does not start from the policy of the restoration preflight: "
+                    f"log-probabilities differ by {difference} (limit {start.atol:g})"
+                )
+        write_json_file(client_file, {"start_difference": difference})
+        ledger.note_file(f"{name}/{CLIENT}")
+        told: dict[int, dict[str, Any]] = {}
 
         def on_batch(step: int, batch: Batch, advantages_B: FloatArray, baseline_B: FloatArray) -> None:
-            row = {"step": step, "task_ids": [str(i) for i in batch.tasks.task_ids]}
-            row |= {
+            told[step] = {
+                "step": step,
+                "task_ids": [str(i) for i in batch.tasks.task_ids],
                 "rewards": batch.rewards_B.tolist(),
                 "baselines": baseline_B.tolist(),
                 "advantages": np.asarray(advantages_B).tolist(),
+                "prompt_tokens": sum(self.prompt_lengths(batch.tasks.prompts)),
             }
-            append_line(log, row)
+
+        def on_step(record: dict[str, Any]) -> None:
+            row = told.pop(record["step"])
+            row |= {
+                "group_size": int(np.unique(row["task_ids"], return_counts=True)[1].max()),
+                "seconds": float(sum(record["wall_seconds"].values())),
+                "self_weight_max": record["self_weight_max"],
+                "response_tokens": int(record["tokens"]),
+                "optimizer": {k: v[0] for k, v in self._optimizer_given(learner, arm).items()},
+            }
+            rows[row["step"]] = row
+            ledger.append(log, row)
+            progress(arm.name, "steps", record["step"], steps)
 
         splits = TaskSplits(self.tasks().train, TaskSet([], "none"), TaskSet([], "none"))
-        config = self.config(arm, steps)
         result = train(
-            config, directory, splits=splits, on_batch=on_batch, on_step=lambda r: progress(arm.name, r["step"], steps)
+            config,
+            directory,
+            splits=splits,
+            learner=learner,
+            on_batch=on_batch,
+            on_step=on_step,
+            on_checkpoint=lambda file: ledger.note_file(f"{name}/{file.name}"),
         )
         if result.status == INTERRUPTED:
             raise KeyboardInterrupt
         if result.status != "done":
             raise StageFailed(f"arm {arm.name} ended early: {result.message}")
-        checkpoint = directory / POLICY_FOLDER
-        return Trained(
-            steps_of(directory, config),
-            str(checkpoint),
-            f"# {arm.name}: rollonce.training.loop.train, all settings in arms/{arm.name}/config.json",
-            [],
+        for file in _final_files(directory):
+            ledger.note_file(file.relative_to(ledger.directory).as_posix())
+        given = [row.pop("optimizer") for _, row in sorted(rows.items())]
+        optimizer = {k: sorted({o[k] for o in given}) for k in given[0]}
+        return TrainedArm(
+            steps=[
+                StepLog(learning_rate=given[i]["learning_rate"], **row)
+                for i, (_, row) in enumerate(sorted(rows.items()))
+            ],
+            checkpoint=str(directory / POLICY_FOLDER),
+            command=f"# {arm.name}: rollonce.training.loop.train, all settings in {name}/config.json",
+            remarks=remarks,
+            optimizer=optimizer,
+            start_difference=difference,
+            files=[str(directory / POLICY_FOLDER)],
         )
 
 
-def steps_of(directory: Path, config: RunConfig) -> list[StepLog]:
-    """What was executed, from the run's two logs: the last word on each step counts (a killed run repeats some)."""
-    batches = {row["step"]: row for row in read_lines(directory / BATCHES)}
-    out = []
-    for m in read_lines(directory / METRICS_FILE):
-        row = batches[m["step"]]
-        _, counts = np.unique(row["task_ids"], return_counts=True)
-        seconds = float(sum(m["wall_seconds"].values()))
-        out.append(
-            StepLog(
-                m["step"],
-                row["task_ids"],
-                row["rewards"],
-                row["baselines"],
-                row["advantages"],
-                int(counts.max()),
-                config.learning_rate,
-                seconds,
-                m["self_weight_max"],
-            )
-        )
-    return out
+def _final_files(directory: Path) -> list[Path]:
+    final = directory / POLICY_FOLDER
+    return [final] if final.is_file() else sorted(p for p in final.rglob("*") if p.is_file())
+
+
+def _only_what_is_noted(directory: Path, name: str, ledger: Ledger) -> list[str]:
+    """An arm goes on from a checkpoint only if it is the one that the run wrote: else it starts anew.
+
+    (A kill between the checkpoint and its note leaves one that nobody can vouch for.)
+    """
+    kept = [directory / CHECKPOINT_FILE, directory / CLIENT, *_final_files(directory)]
+    for file in (f for f in kept if f.exists()):
+        noted = file.relative_to(ledger.directory).as_posix()
+        try:
+            ledger.check_file(noted)
+            known = ledger.knows_file(noted)
+        except InputError:
+            known = False
+        if not known:
+            shutil.rmtree(directory)
+            ledger.forget(name)
+            return [f"{name} started anew: {file.name} was not what the run had noted of it"]
+    return []
+
+
+def dummy_advantages(spec: Spec, arm: ArmSpec, tasks: Sequence[Task], fitted_on: Sequence[str]) -> FloatArray:
+    """Advantages (B,) of rewards 0, 1, 0, 1 ... by the arm's own baseline; deviations from the mean for a token-level
+    critic."""
+    rewards = np.arange(len(tasks), dtype=np.float64) % 2
+    if arm.advantage == TOKEN_CRITIC:
+        return rewards - rewards.mean()
+    baseline = baseline_of(spec, arm.advantage).fit(list(fitted_on))
+    return baseline.advantages(Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks]))

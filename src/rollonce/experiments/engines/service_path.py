@@ -17,7 +17,7 @@ class ServicePath(OwnPath):
     sent_scaled = True
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
-        """See `rollonce.experiments.preflight.Path`."""
+        """See `rollonce.experiments.preflight.AdvantagePath`."""
         from rollonce.policies.objective import loss_weights
         from rollonce.policies.samples import to_samples
         from rollonce.policies.tinker_datums import to_datums
