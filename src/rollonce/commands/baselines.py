@@ -1,0 +1,40 @@
+"""``rollonce baselines``: every baseline that has a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollonce.baselines.catalogue import ALIASES, CATALOGUE
+from rollonce.commands.terminal import Flag, out, print_json
+from rollonce.reports.catalogue import catalogue_rows, print_catalogue
+
+HELP = """\
+Every baseline that has a name: the name that configurations and specifications
+call it, its class in rollonce.baselines, its formula and where it comes from.
+One name means the same baseline on the board, as an arm of a training run and
+in Python.
+
+<name> sees the batch alone; <name>_window sees the newest 512 rows of earlier
+steps as well, <name>_window_<rows> another number of them.
+
+Examples:
+  rollonce baselines
+  rollonce baselines --json
+"""
+
+
+@dataclass
+class Args:
+    """Options of ``rollonce baselines``."""
+
+    json: Flag = False
+    """Print JSON and nothing else."""
+
+
+def run(args: Args) -> int:
+    """Print the list."""
+    if args.json:
+        print_json({"baselines": catalogue_rows(CATALOGUE), "aliases": ALIASES})
+    else:
+        print_catalogue(out(), CATALOGUE, ALIASES)
+    return 0
