@@ -17,7 +17,7 @@ from rollonce import datasets
 from rollonce.baselines import SelfTuning
 from rollonce.baselines.kriging_solver import residual_precision
 from rollonce.rollouts import Rollouts
-from rollonce.tuning.crossfit import fit_folds
+from rollonce.scoring.crossfit import fit_folds
 
 OWN = {"one": 0.0, "half": 0.5, "oracle": 1.0}
 
@@ -30,7 +30,7 @@ def gains(table: Rollouts, draws: int = 3) -> dict[str, float]:
     errors: dict[str, list[float]] = {k: [] for k in OWN}
     every = np.arange(table.n_tasks)
     for draw in range(draws):
-        parts, fold_N = fit_folds(SelfTuning, table, 5, np.random.default_rng([0, 7, draw]))
+        parts, fold_N = fit_folds(SelfTuning(), table, 5, np.random.default_rng([0, 7, draw]))
         for f, part in enumerate(parts):
             assert isinstance(part, SelfTuning)
             c = part.covariance(table.tasks, every[None])[0]

@@ -3,7 +3,7 @@ sets.
 
 Run ``python studies/self_tuning/run.py`` (about half an hour on one core; ``--quick`` for a look in minutes, ``--only
 SET`` for one set, ``--page`` to write README.md again from results.json). Cross-fitted over tasks: see
-`rollonce.tuning.crossfit`.
+`rollonce.scoring.crossfit`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from rollonce import datasets
 from rollonce.baselines import LeaveOneOut, SelfTuning, family_mean, published_tfidf
 from rollonce.features import CategoryColumn
 from rollonce.kernels import Same
-from rollonce.scoring import Score
-from rollonce.tuning.crossfit import CrossFitScorer, cross_fitted
+from rollonce.scoring import Score, Scorer, cross_fit
 
 HERE = Path(__file__).parent
 WINDOWS = (0, 32, 96, 224, 512, 768, 1133)
@@ -40,9 +39,16 @@ def one_set(name: str, n_batches: int, resamples: int, seed: int) -> dict[str, A
     draws = 1 if table.n_tasks > 600 else 4
     out: dict[str, Any] = {"n_tasks": table.n_tasks, "draws": draws}
     for column, asked in (("batch", 0), ("window", 512)):
-        scorer = CrossFitScorer(table, n_batches=n_batches, resamples=resamples, seed=seed, n_batches_dear=n_batches)
-        scorer.draws = cross_fitted(SelfTuning, table, window=asked, seed=seed, draws=draws)
-        out[column] = {"self_tuning": plain(scorer.score(scorer.draws[0]))}
+        scorer = Scorer(
+            table,
+            n_batches=n_batches,
+            resamples=resamples,
+            seed=seed,
+            n_batches_expensive=n_batches,
+            shared_windows=True,
+        )
+        fitted = cross_fit(SelfTuning(window=asked), table, seed=seed, draws=draws)
+        out[column] = {"self_tuning": plain(scorer.score(fitted))}
         out[column]["tfidf"] = plain(scorer.score(published_tfidf(window=asked).fit(table.tasks)))
         out[column]["loo"] = plain(scorer.score(LeaveOneOut(window=asked)))
     return out
@@ -60,20 +66,20 @@ def curve(seed: int, n_batches: int) -> list[dict[str, Any]]:
     family."""
     table = datasets.load(RG_EASY)
     fitted = {
-        "self_tuning": cross_fitted(SelfTuning, table, seed=seed),
-        "with_family": cross_fitted(with_labels, table, seed=seed),
+        "self_tuning": cross_fit(SelfTuning(), table, seed=seed),
+        "with_family": cross_fit(with_labels(), table, seed=seed),
     }
     out = []
     for asked in WINDOWS:
         window = min(asked, table.n_tasks - 32)
-        scorer = CrossFitScorer(table, n_batches=n_batches, resamples=0, seed=seed, n_batches_dear=n_batches)
+        scorer = Scorer(
+            table, n_batches=n_batches, resamples=0, seed=seed, n_batches_expensive=n_batches, shared_windows=True
+        )
         row: dict[str, Any] = {"window": window}
-        for label, draws in fitted.items():
-            draws[0].window = window
-            for part in draws[0].parts:
-                part.window = window
-            scorer.draws = draws
-            row[label] = scorer.score(draws[0]).b_eff.value
+        for label, cross_fitted in fitted.items():
+            for part in cross_fitted.parts:
+                part.window = window  # type: ignore[attr-defined]
+            row[label] = scorer.score(cross_fitted).b_eff.value
         row["family_mean"] = scorer.score(family_mean(window=window)).b_eff.value
         out.append(row)
     return out

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from rollonce.baselines import Baseline, Batch, History, Kriging, LeaveOneOut, SelfTuning
+from rollonce.baselines import Baseline, Batch, History, Kriging, SelfTuning
 from rollonce.baselines.evidence import fit_shares, inverse_and_logdet, log_evidence
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
 from rollonce.features.statistics import STATISTICS, prompt_statistics
 from rollonce.kernels import Cosine, Exponential, Rbf
-from rollonce.rollouts import Rollouts, Tasks
-from rollonce.scoring import Scorer
+from rollonce.rollouts import Tasks
 from rollonce.testing import check_baseline
-from rollonce.tuning.crossfit import CrossFitScorer, cross_fitted, crossfit_score, fit_folds, prompt_folds
 
 WORDS = ["river", "apple", "ledger", "window", "quantum", "bridge", "carriage", "tower"]
 
@@ -258,69 +256,6 @@ def test_exponential_kernel(metric):
     c = Exponential(feature, 0.7, metric).covariance(Tasks(prompts), every, every)[0]
     np.testing.assert_allclose(c, np.exp(-d / 0.7), atol=1e-5)
     assert np.linalg.eigvalsh(c).min() > -1e-9
-
-
-# ---------------------------------------------------------------------- cross-fitting
-
-
-def table(n: int, rng: np.random.Generator, useful: bool = True) -> Rollouts:
-    prompts, p = planted(n, rng, useful)
-    prompts[1] = prompts[0].upper()  # two ids, one normalised prompt
-    return Rollouts.from_groups((rng.random((n, 6)) < p[:, None]).astype(float), prompts)
-
-
-def test_a_fold_is_fitted_without_its_own_tasks_and_prompts_stay_together():
-    rng = np.random.default_rng(11)
-    t = table(60, rng)
-    fold = prompt_folds(t.tasks, 4, np.random.default_rng(0))
-    assert fold[0] == fold[1]
-    assert np.bincount(fold).max() <= 16
-    parts, fold = fit_folds(small, t, 4, np.random.default_rng(3))
-    for f in range(4):
-        rewards = t.rewards_R.copy()
-        own = fold[t.task_of_R] == f
-        rewards[own] = 1 - rewards[own]
-        other = Rollouts("flipped", t.tasks, t.offsets_N1, rewards)
-        again, same_fold = fit_folds(small, other, 4, np.random.default_rng(3))
-        np.testing.assert_array_equal(fold, same_fold)
-        np.testing.assert_array_equal(parts[f].shares_K1, again[f].shares_K1)
-        assert any((parts[g].shares_K1 != again[g].shares_K1).any() for g in range(4) if g != f)
-
-
-def test_cross_fitted_score_of_what_learns_nothing_is_its_ordinary_score():
-    t = table(60, np.random.default_rng(12))
-    s = crossfit_score(LeaveOneOut, t, n_batches=150, resamples=0)
-    want = Scorer(t, n_batches=150, resamples=0).score(LeaveOneOut())
-    assert s.b_eff.value == pytest.approx(want.b_eff.value)
-    assert s.ratio.value == pytest.approx(1.0)
-
-
-def test_cross_fitted_score_finds_a_planted_difference_with_an_interval():
-    t = table(90, np.random.default_rng(13))
-    s = crossfit_score(small, t, n_batches=100, resamples=20, window=40)
-    assert s.window == 40
-    assert s.ratio.low > 1.2
-    assert s.ratio.low < s.ratio.value < s.ratio.high
-    none = crossfit_score(small, table(90, np.random.default_rng(14), useful=False), n_batches=200, resamples=0)
-    assert none.ratio.value > 0.97
-
-
-def test_runs_of_batches_are_batches_with_a_window_of_other_tasks():
-    t = table(220, np.random.default_rng(15))
-    scorer = CrossFitScorer(t, n_batches=240, resamples=0)
-    columns = scorer.columns(150)
-    assert columns.shape == (240, 182)
-    assert (np.sort(columns, axis=1)[:, 1:] != np.sort(columns, axis=1)[:, :-1]).all()
-    scorer.draws = cross_fitted(small, t, window=150)
-    plain = Scorer(t, n_batches=60, resamples=0, n_batches_dear=60)
-    assert scorer.score(scorer.draws[0]).ratio.value == pytest.approx(
-        plain.score(scorer.draws[0]).ratio.value, rel=0.05
-    )
-
-
-def test_too_many_folds():
-    with pytest.raises(InputError, match="cross-fitting needs"):
-        crossfit_score(small, table(40, np.random.default_rng(16)), folds=41)
 
 
 @pytest.mark.parametrize("n", [1, 2, 64, 65, 129, 256])

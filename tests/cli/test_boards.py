@@ -8,8 +8,7 @@ from rollonce import datasets
 from rollonce.baselines import SelfTuning
 from rollonce.cli import main
 from rollonce.commands.boards import Settings, score_table
-from rollonce.scoring import group_scores
-from rollonce.tuning.crossfit import crossfit_score
+from rollonce.scoring import Scorer, cross_fit, group_scores, score_rollouts
 
 TABLE = datasets.load(
     "gsm8k_qwen25coder_1.5b"
@@ -24,13 +23,25 @@ def test_self_tuning_is_on_the_board_and_cross_fitted():
     board = score_table(TABLE, Settings(n_batches=300, resamples=0), quiet)
     by_label = {s.label: s for s in board.scores}
     for label, window in (("self-tuning", 0), ("self-tuning, window 512", 512)):
-        alone = crossfit_score(SelfTuning, TABLE, window=window, n_batches=300, resamples=0)
+        scorer = Scorer(TABLE, n_batches=300, n_batches_expensive=300, resamples=0, shared_windows=True)
+        alone = scorer.score(cross_fit(SelfTuning(window=window), TABLE))
         assert by_label[label].b_eff.value == alone.b_eff.value
         assert by_label[label].ratio.value > 1.0  # untuned it would be the LOO mean, ratio 1
     assert any("cross-fitted" in note for note in board.notes)
     ratios = [s.ratio.value for s in board.scores]
     assert ratios == sorted(ratios, reverse=True)
     assert board.groups == group_scores(TABLE, 32, board.scores[0].b_eff.value)
+    in_batch = next(s.label for s in board.scores if not s.window and not s.scored_as)
+    assert in_batch in board.curve  # the curve is of the best in-batch baseline, whichever it is
+
+
+def test_the_public_function_gives_the_board_that_the_command_prints(capsys):
+    few = {"n_batches": 30, "resamples": 0}
+    assert main(["score", "gsm8k", "--batches", "30", "--resamples", "0", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["boards"][0]
+    called = score_rollouts(TABLE, **few).to_dict()
+    assert printed["scores"] == json.loads(json.dumps(called["scores"]))
+    assert printed["curve"] == json.loads(json.dumps(called["curve"]))
 
 
 def test_held_out_boards_leave_it_out():

@@ -11,10 +11,11 @@ from noise_worlds import BANDIT, Bandit, unrelated
 
 from rollonce.baselines import Constant, FlashReinforce, LeaveOneOut, NoBaseline, Rloo, Tracker, family_mean
 from rollonce.errors import InputError
-from rollonce.noise.measure import baseline_values, measure_noise, noise_baselines, with_joint_column
+from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
 from rollonce.noise.moments import lag_effect
 from rollonce.noise.quantities import Design
 from rollonce.rollouts import Rollouts
+from rollonce.scoring.recipe import drawn_baselines
 
 B = 4
 NONE = NoBaseline().label
@@ -270,7 +271,7 @@ def test_predict_and_weights_give_the_same_baseline():
     columns = np.array([rng.permutation(12)[:7] for _ in range(6)])
     rewards, ages = rng.random((6, 7)), np.array([0, 0, 0, 0, 1, 1, 1])
     smoother = LeaveOneOut(window=3)
-    got = baseline_values(smoother, table, columns, rewards, 4, ages)
+    got = drawn_baselines(smoother, table, columns, rewards, 4, ages)
     keys = table.tasks.prompt_keys
     for k in range(6):
         for i in range(4):

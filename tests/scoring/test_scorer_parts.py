@@ -20,9 +20,11 @@ from rollonce.baselines import (
     NoBaseline,
     Prediction,
     Ridge,
+    SelfTuning,
     published_tfidf,
 )
 from rollonce.errors import InputError
+from rollonce.readers import read_rollouts
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, Watcher, score_rollouts
 from rollonce.scoring.closed_form import smoother_errors
@@ -58,7 +60,7 @@ def test_only_targets_count():
 
 def test_dear_baselines_use_fewer_batches():
     t = table(190)
-    scorer = Scorer(t, 32, n_batches=60, resamples=0, n_batches_dear=7)
+    scorer = Scorer(t, 32, n_batches=60, resamples=0, n_batches_expensive=7)
     assert scorer.score(Kriging(window=140).fit(t.tasks)).n_batches == 7
     assert scorer.score(published_tfidf(140).fit(t.tasks)).n_batches == 60
     assert scorer.score(Kriging().fit(t.tasks)).n_batches == 60
@@ -68,11 +70,10 @@ def test_dear_baselines_use_fewer_batches():
 def test_an_interval_rests_on_no_more_than_its_resamples_or_tasks(resamples, df):
     t = datasets.load("taubench_airline_gpt4o")
     scorer = Scorer(t, n_batches=100, resamples=resamples, batches_per_resample=20)
-    score = scorer.score(LeaveOneOut())
-    columns = scorer.columns(0)
-    e = scorer.errors(LeaveOneOut(), columns, 0)
-    se = scorer._standard_errors(LeaveOneOut(), 0, e, e, float(e.mean()), float(e.mean()))[0]
-    assert np.log(score.b_eff.high / score.b_eff.value) == pytest.approx(scipy.stats.t.ppf(0.975, df) * se, rel=1e-9)
+    pair = scorer._compare(LeaveOneOut(), LeaveOneOut())
+    assert pair.degrees_of_freedom == df
+    high, value = (getattr(scorer.score(LeaveOneOut()).b_eff, name) for name in ("high", "value"))
+    assert np.log(high / value) == pytest.approx(scipy.stats.t.ppf(0.975, df) * pair.se_level, rel=1e-9)
 
 
 def test_the_noise_of_few_batches_in_a_resample_is_taken_out():
@@ -163,3 +164,34 @@ def test_without_scikit_learn_the_trees_are_left_out_in_a_sentence(monkeypatch):
         "pip install 'rollonce[trees]'"
     ]
     assert not any("boosted" in score.label for score in board.scores)
+
+
+def test_a_default_that_learns_from_rewards_is_left_out_where_it_cannot_be_cross_fitted():
+    t = table(9)
+    board = score_rollouts(t, batch_size=4, n_batches=20, resamples=0)
+    assert any("self-tuning was left out" in note and "here are 9" in note for note in board.notes)
+    with pytest.raises(InputError, match="cross-fitting needs"):
+        score_rollouts(t, batch_size=4, n_batches=20, resamples=0, baselines=[SelfTuning()])
+
+
+def test_scores_come_one_by_one_and_baselines_that_were_fitted_stay_as_they_are():
+    t = table(24)
+    seen = []
+    fitted = published_tfidf().fit(t.tasks.take(np.arange(12)))
+    before = fitted.state_dict()
+    board = score_rollouts(
+        t, baselines=[NoBaseline()], fitted=[fitted], batch_size=8, n_batches=20, resamples=0, on_score=seen.append
+    )
+    assert [s.label for s in seen] == ["LOO mean", NoBaseline().label, fitted.label]
+    assert sorted(seen, key=lambda s: s.label) == sorted(board.scores, key=lambda s: s.label)
+    assert fitted.state_dict() == before
+
+
+def test_the_note_counts_all_bad_rows_not_only_those_it_keeps_a_message_of(tmp_path):
+    rows = [f'{{"prompt": "task {i % 30}", "reward": {i % 2}}}' for i in range(120)]
+    rows += ['{"prompt": "no reward here"}'] * 250
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text("\n".join(rows))
+    t = read_rollouts(file, skip_bad_rows=True)
+    board = score_rollouts(t, baselines=[], batch_size=8, n_batches=20, resamples=0)
+    assert any(note.startswith("250 bad rows were skipped") for note in board.notes)

@@ -29,7 +29,8 @@ from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, dead_group_fraction, group_scores, loo_b_eff, moments, score_rollouts
 from rollonce.scoring.batches import draw_columns
 from rollonce.scoring.closed_form import smoother_errors
-from rollonce.scoring.recipe import recipe_errors, tracker_errors
+from rollonce.scoring.recipe import recipe_errors
+from rollonce.scoring.repeats import tracker_errors
 
 # MATH.md section 6: s2, tau2, SNR, then B_eff at B = 32 of LOO, 5 in-batch length buckets, word TF-IDF at T = 0.1.
 PUBLISHED_TABLE = {

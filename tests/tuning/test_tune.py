@@ -13,8 +13,9 @@ import pytest
 from rollonce.baselines import Batch, LeaveOneOut, published_tfidf
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
+from rollonce.scoring import CrossFitted, Scorer
 from rollonce.tuning.objective import Objective
-from rollonce.tuning.parts import FoldScorer, PerTarget, ReportPart, divide, split
+from rollonce.tuning.parts import ReportPart, by_prompt, divide, split
 from rollonce.tuning.search import Budget, Search, Trial, best_so_far, trials_for
 from rollonce.tuning.space import Answers, Bank, Space
 from rollonce.tuning.tune import tune
@@ -74,7 +75,7 @@ def test_other_samplers_find_it_too(sampler):
 
 def test_report_part_is_looked_at_once():
     table = planted(64)
-    part = ReportPart(FoldScorer(table, 16, 20, 0, targets=np.arange(10)))
+    part = ReportPart(Scorer(table, 16, 20, 0, targets=np.arange(10)))
     published = published_tfidf().fit(table.tasks)
     part.judge(LeaveOneOut(), published)
     with pytest.raises(RuntimeError, match="already"):
@@ -95,14 +96,14 @@ def test_parts_keep_equal_prompts_together():
 
 def test_per_target_scores_each_fold_with_its_own_baseline():
     table = planted(64)
-    scorer = FoldScorer(table, 16, 30, 0)
+    scorer = Scorer(table, 16, 30, 0)
     fold = np.arange(64) % 2
     a, b = LeaveOneOut(), published_tfidf().fit(table.tasks)
-    both = scorer.errors(PerTarget([a, b], fold), scorer.columns(0), 0)
+    both = scorer.errors(CrossFitted([a, b], by_prompt(table, fold)), scorer.columns(0), 0)
     rows = scorer.columns(0)
     expected = np.where(fold[rows] == 0, scorer.errors(a, rows, 0), scorer.errors(b, rows, 0))
     np.testing.assert_allclose(both, expected)
-    assert scorer.score(PerTarget([a, a], fold)).ratio.value == pytest.approx(1.0)
+    assert scorer.score(CrossFitted([a, a], by_prompt(table, fold))).ratio.value == pytest.approx(1.0)
 
 
 def test_objective_agrees_with_the_scorer():
@@ -111,7 +112,7 @@ def test_objective_agrees_with_the_scorer():
     table = planted(40)
     objective = Objective(table, batch_size=40, n_batches=5)
     baseline = published_tfidf().fit(table.tasks)
-    assert objective.value(baseline) == pytest.approx(FoldScorer(table, 40, 5, 0).score(baseline).ratio.value)
+    assert objective.value(baseline) == pytest.approx(Scorer(table, 40, 5, 0).score(baseline).ratio.value)
 
 
 def test_with_a_window_the_fallback_is_the_windowed_mean():

@@ -192,6 +192,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "self-tuning",
         "Kriging with shares of variance fitted on past rewards",
         forms="both",
+        board="both",
     ),
     # A fit on 256 rows every 32 steps costs less than the prediction itself; on 500 every 4, ten times a tiny policy's
     # share.

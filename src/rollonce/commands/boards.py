@@ -11,21 +11,15 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from rollonce.baselines import SelfTuning
-from rollonce.baselines.catalogue import board_baselines
 from rollonce.commands.saved import load_saved
 from rollonce.commands.terminal import Bars
 from rollonce.errors import InputError
 from rollonce.reports.check import provenance_lines
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, check_scorable, group_scores, score_rollouts
-from rollonce.tuning.crossfit import crossfit_score
+from rollonce.scoring import Board, check_scorable, score_rollouts
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _messages: Any = None
-_FOLDS = 5
 
 
 class Settings(NamedTuple):
@@ -52,8 +46,9 @@ def score_tables(tables: Sequence[Rollouts], settings: Settings, jobs: int | Non
     Raises:
         InputError: if a table cannot be scored (before any is), or a baseline file cannot be read.
     """
-    for table in tables:
-        check_scorable(table, settings.batch_size)
+    if len(tables) > 1:  # so that no table is scored before one that cannot be is refused
+        for table in tables:
+            check_scorable(table, settings.batch_size)
     for path in settings.saved:
         load_saved(path)
     jobs = min(jobs or _cores(), len(tables))
@@ -67,20 +62,10 @@ def score_tables(tables: Sequence[Rollouts], settings: Settings, jobs: int | Non
 
 def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, int], None]) -> Board:
     """The board of one table."""
-    baselines, notes = None, []
-    if settings.saved:
-        saved = [load_saved(path) for path in settings.saved]
-        baselines = [*board_baselines(table.tasks, settings.window), *saved]
-        for path, baseline in zip(settings.saved, saved, strict=True):
-            lines = provenance_lines(baseline.provenance)
-            notes.append(
-                f"{baseline.label} is {path}, scored as it was fitted. "
-                + ("; ".join(lines)[:300] if lines else "The file does not say what it was tuned on.")
-                + " If that was on these very tasks, its score flatters it."
-            )
+    saved = [load_saved(path) for path in settings.saved]
     board = score_rollouts(
         table,
-        baselines=baselines,
+        fitted=saved,
         batch_size=settings.batch_size,
         window=settings.window,
         n_batches=settings.n_batches,
@@ -89,40 +74,14 @@ def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, i
         held_out=settings.held_out,
         progress=tell,
     )
-    board.notes += notes
-    _add_self_tuning(board, table, settings, tell)
-    return board
-
-
-def _add_self_tuning(board: Board, table: Rollouts, settings: Settings, tell: Callable[[str, int, int], None]) -> None:
-    """Put the self-tuning baseline on the board, in batch and with the window, cross-fitted over tasks.
-
-    It learns from rewards, so it cannot be scored as it stands: what a task is scored with is fitted on other tasks'
-        rewards.
-    """
-    if settings.held_out or len(np.unique(table.tasks.prompt_keys)) < 2 * _FOLDS or np.ptp(table.rewards_R) == 0:
-        return
-    for i, window in enumerate(dict.fromkeys((0, settings.window))):
-        tell("self-tuning, cross-fitted", i, 2)
-        score = crossfit_score(
-            SelfTuning,
-            table,
-            batch_size=settings.batch_size,
-            window=window,
-            folds=_FOLDS,
-            n_batches=min(settings.n_batches, 600),
-            resamples=min(settings.resamples, 24),
-            seed=settings.seed,
+    for path, baseline in zip(settings.saved, saved, strict=True):
+        lines = provenance_lines(baseline.provenance)
+        board.notes.append(
+            f"{baseline.label} is {path}, scored as it was fitted. "
+            + ("; ".join(lines)[:300] if lines else "The file does not say what it was tuned on.")
+            + " If that was on these very tasks, its score flatters it."
         )
-        board.scores.append(score)
-    board.scores.sort(key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf)
-    best = next((s for s in board.scores if np.isfinite(s.b_eff.value)), None)
-    if best is not None and board.groups:
-        board.groups = group_scores(table, settings.batch_size, best.b_eff.value)
-    board.notes.append(
-        "The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks taught "
-        "it."
-    )
+    return board
 
 
 def _cores() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
@@ -13,7 +12,7 @@ from rollonce.commands.terminal import Bars, command_line, out, print_json, rema
 from rollonce.errors import InputError
 from rollonce.files import check_writable, write_whole_file
 from rollonce.reports.transfer import print_transfer, transfer_svg
-from rollonce.tuning.transfer import self_tuning_cell, transfer
+from rollonce.tuning.transfer import transfer
 
 HELP = """\
 Does a kernel tuned on one set of tasks work on another, or must each have its
@@ -74,7 +73,6 @@ def run(args: Args) -> int:
             n_batches=args.batches,
             resamples=args.resamples,
             seed=args.seed,
-            extra=partial(self_tuning_cell, batch_size=args.batch_size, seed=args.seed),
             progress=lambda what, done, total: bars.tell("transfer", what, done, total),
         )
     command = command_line("transfer")

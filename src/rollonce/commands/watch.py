@@ -139,7 +139,9 @@ def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
     chosen = [
         b
         for b in board_baselines(tasks, args.window)
-        if not b.tags.needs_repeats and (args.trees or not isinstance(b, BoostedTrees))
+        if not b.tags.needs_repeats
+        and not hasattr(b, "fit_rewards")
+        and (args.trees or not isinstance(b, BoostedTrees))
     ]
     return [b.fit(tasks) for b in [*chosen, *map(load_saved, args.baseline)]]
 

@@ -14,7 +14,7 @@ import numpy as np
 from rollonce.comparison.runs import FinishedRun
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
-from rollonce.scoring.scorer import log_interval
+from rollonce.scoring.intervals import jackknife_error, log_interval
 
 LOO_NAMES = ("loo", "LOO mean", "LOO", "leave_one_out")
 BLOCKS = 10
@@ -67,4 +67,4 @@ def _jackknife(blocks_K2: FloatArray) -> Estimate:
     if n < 3 or not (rest > 0).all():
         return Estimate(value, math.nan, math.nan)
     logs = np.log(rest[:, 0]) - np.log(rest[:, 1])
-    return log_interval(value, float(np.sqrt((n - 1) / n * ((logs - logs.mean()) ** 2).sum())), n - 1)
+    return log_interval(value, jackknife_error(logs), n - 1)

@@ -26,10 +26,8 @@ import numpy as np
 
 from rollonce.baselines import (
     Baseline,
-    Batch,
     Constant,
     FlashReinforce,
-    History,
     KernelBaseline,
     Kriging,
     LeaveOneOut,
@@ -45,13 +43,11 @@ from rollonce.noise.moments import between_within, group_row, task_moments
 from rollonce.noise.quantities import Design, Quantity
 from rollonce.noise.report import Approximations, NoiseReport, NoiseRow
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring import Estimate, Scorer
-from rollonce.tuning.crossfit import cross_fitted
-
-_CHUNK_ENTRIES = 4_000_000
+from rollonce.scoring import CrossFitted, Estimate, Scorer, cross_fit
+from rollonce.scoring.recipe import drawn_baselines
 
 
-def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline]:
+def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline | CrossFitted]:
     """What `rollonce noise` measures by default, fitted on the prompts; each in batch, and with a window where that is
     of use.
 
@@ -69,10 +65,10 @@ def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline]:
     windowed += [*(family_mean(c, window=window) for c in names), Kriging(window=window)]
     if window:
         out += windowed
-    fitted = [b.fit(tasks) for b in out]
+    fitted: list[Baseline | CrossFitted] = [b.fit(tasks) for b in out]
     if rollouts.n_tasks >= 64 and np.ptp(rollouts.rewards_R) > 0:
         for w in dict.fromkeys((0, window)):
-            fitted += cross_fitted(SelfTuning, rollouts, window=w)
+            fitted.append(cross_fit(SelfTuning(window=w), rollouts))
     return fitted
 
 
@@ -87,7 +83,7 @@ def with_joint_column(columns: dict[str, Sequence[object]]) -> dict[str, Sequenc
 def measure_noise(
     rollouts: Rollouts,
     gram_RR: FloatArray,
-    baselines: Sequence[Baseline],
+    baselines: Sequence[Baseline | CrossFitted],
     *,
     lengths_R: FloatArray | None = None,
     batch_size: int = 32,
@@ -226,42 +222,7 @@ def _checked(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> int:
     return int(sizes[0])
 
 
-def baseline_values(
-    baseline: Baseline, rollouts: Rollouts, columns_KM: IntArray, rewards_KM: FloatArray, n_rows: int, ages_M: IntArray
-) -> FloatArray:
-    """``b`` of every row of every batch (K, B), for one drawn reward a column.
-
-    A row of the window with the prompt of a row of the batch is hidden from it: "another task" means another prompt.
-
-    Args:
-        baseline: Fitted.
-        rollouts: The table.
-        columns_KM: Positions of the tasks each batch sees, its own rows first.
-        rewards_KM: Their drawn rewards.
-        n_rows: B.
-        ages_M: Steps ago, 0 for the batch.
-    """
-    keys = rollouts.tasks.prompt_keys
-    out = np.empty((len(columns_KM), n_rows))
-    if not isinstance(baseline, LinearSmoother):
-        for k, columns in enumerate(columns_KM):
-            rows, past = columns[:n_rows], columns[n_rows:]
-            fresh = ~np.isin(keys[past], keys[rows])
-            history = History(rollouts.tasks.take(past[fresh]), rewards_KM[k, n_rows:][fresh], ages_M[n_rows:][fresh])
-            out[k] = baseline.predict(Batch(rollouts.tasks.take(rows), rewards_KM[k, :n_rows]), history).baseline_B
-        return out
-    chunk = max(1, _CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
-    for start in range(0, len(columns_KM), chunk):
-        columns, rewards = columns_KM[start : start + chunk], rewards_KM[start : start + chunk]
-        visible = columns[:, :n_rows, None] != columns[:, None, :]
-        visible[:, :, n_rows:] &= keys[columns[:, :n_rows, None]] != keys[columns[:, None, n_rows:]]
-        w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible, ages_M)
-        nothing = ~w.any(axis=2)
-        out[start : start + chunk] = np.where(nothing, baseline.prior, np.einsum("kbm,km->kb", w, rewards))
-    return out
-
-
-def _advantages(drawn: _Drawn, baseline: Baseline, window: int, seed: int) -> FloatArray:
+def _advantages(drawn: _Drawn, baseline: Baseline | CrossFitted, window: int, seed: int) -> FloatArray:
     scorer, b = drawn.scorer, drawn.scorer.batch_size
     columns = scorer.columns(window)
     rewards = drawn.rewards_KB
@@ -270,11 +231,18 @@ def _advantages(drawn: _Drawn, baseline: Baseline, window: int, seed: int) -> Fl
         past = columns[:, b:]
         at = past * g + np.random.default_rng([seed, 22]).integers(g, size=past.shape)
         rewards = np.concatenate([rewards, scorer.rollouts.rewards_R[at]], axis=1)
-    return drawn.rewards_KB - baseline_values(baseline, scorer.rollouts, columns, rewards, b, scorer.ages(window))
+    b_KB = drawn_baselines(baseline, scorer.rollouts, columns, rewards, b, scorer.ages(window))
+    return drawn.rewards_KB - b_KB
 
 
 def _parts(
-    drawn: _Drawn, design: Design, baseline: Baseline, mu2: Quantity, norm2: Quantity, seed: int, window: int = 0
+    drawn: _Drawn,
+    design: Design,
+    baseline: Baseline | CrossFitted,
+    mu2: Quantity,
+    norm2: Quantity,
+    seed: int,
+    window: int = 0,
 ) -> _Parts:
     """Noise, E[A^2], norm factor and cross share of one baseline."""
     b = drawn.scorer.batch_size
@@ -288,7 +256,7 @@ def _parts(
 
 
 def _row(
-    baseline: Baseline,
+    baseline: Baseline | CrossFitted,
     drawn: _Drawn,
     design: Design,
     loo: _Parts,
@@ -310,7 +278,7 @@ def _row(
     parts = _parts(drawn, design, twin, mu2, norm2, seed, window)
     ratio, predicted = parts.noise / loo.noise, parts.squared / loo.squared
     closed = np.nan
-    if isinstance(twin, LinearSmoother | NoBaseline | Constant):
+    if isinstance(twin, LinearSmoother | NoBaseline | Constant) or (isinstance(twin, CrossFitted) and twin.smooths):
         errors = scorer.errors(twin, scorer.columns(window), window)
         errors_loo = scorer.errors(LeaveOneOut(), scorer.columns(0), 0)
         closed = float((scorer.s2 + np.nanmean(errors)) / (scorer.s2 + np.nanmean(errors_loo)))
@@ -372,4 +340,4 @@ def _notes(rows: Sequence[NoiseRow], n: int, b: int, g: int) -> list[str]:
     return notes
 
 
-__all__ = ["baseline_values", "measure_noise", "noise_baselines", "with_joint_column"]
+__all__ = ["measure_noise", "noise_baselines", "with_joint_column"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from rollonce.baselines.catalogue import board_baselines
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.rollouts import Rollouts
+from rollonce.scoring.crossfit import FOLDS, CrossFitted, cross_fit
+from rollonce.scoring.estimator import Score, Scorer
 from rollonce.scoring.groups import GroupScore, group_scores
 from rollonce.scoring.moments import Moments, loo_b_eff, moments
-from rollonce.scoring.scorer import Score, Scorer, check_scorable
 
 CURVE_SIZES = (8, 16, 32, 64, 128)
 
@@ -68,6 +69,7 @@ def score_rollouts(
     rollouts: Rollouts,
     *,
     baselines: Sequence[Baseline] | None = None,
+    fitted: Sequence[Baseline] = (),
     batch_size: int = 32,
     window: int = 512,
     n_batches: int = 2000,
@@ -75,86 +77,122 @@ def score_rollouts(
     seed: int = 0,
     held_out: float = 0.0,
     progress: Callable[[str, int, int], None] | None = None,
+    on_score: Callable[[Score], None] | None = None,
 ) -> Board:
     """Score baselines on a table of rollouts.
 
+    One that learns from rewards (``fit_rewards``) is cross-fitted: a task is scored with what single rollouts of other
+    tasks taught it.
+
     Args:
         rollouts: The table.
-        baselines: What to score; `rollonce.baselines.catalogue.board_baselines` by default. The LOO mean is always
-            there.
+        baselines: What to fit on the prompts and score; `rollonce.baselines.catalogue.board_baselines` by default.
+            The LOO mean is always there.
+        fitted: What to score as well, as it was fitted: baselines read from files.
         batch_size: B.
         window: Rows of history for the windowed defaults.
         n_batches, resamples, seed: See `Scorer`.
         held_out: With a fraction in (0, 1): features are fitted on the other tasks and only this fraction is scored as
-            targets.
+            targets. What learns from rewards is left out then.
         progress: Called with (label, done, total).
+        on_score: Called with each score as it comes, in the order of the baselines.
 
     Raises:
-        InputError: if no batch can be drawn from the table.
+        InputError: if no batch can be drawn from the table, or one of ``baselines`` cannot be fitted on it.
     """
-    check_scorable(rollouts, batch_size)
     tasks = rollouts.tasks
-    chosen = list(baselines) if baselines is not None else board_baselines(tasks, window)
-    if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
-        chosen.insert(0, LeaveOneOut())
     targets, fit_on = None, tasks
     if held_out:
         order = np.random.default_rng([seed, 7]).permutation(rollouts.n_tasks)
         n_held = max(1, round(held_out * rollouts.n_tasks))
         targets, fit_on = order[:n_held], tasks.take(order[n_held:])
     scorer = Scorer(rollouts, batch_size, n_batches, resamples, seed=seed, targets=targets)
+    chosen = list(baselines) if baselines is not None else board_baselines(tasks, window)
+    if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
+        chosen.insert(0, LeaveOneOut())
+    if not scorer.has_repeats:
+        chosen = [b for b in chosen if not b.tags.needs_repeats]
+    # Its own scorer: each fold needs its own solves, and batches that share their window share them.
+    few, fewer = min(n_batches, 600), min(resamples, 24)
+    crossfit_scorer = replace(scorer, n_batches=few, resamples=fewer, n_batches_expensive=few, shared_windows=True)
+    total = len(chosen) + len(fitted)
     scores: list[Score] = []
+    served: dict[str, Baseline | CrossFitted] = {}
     left_out: list[str] = []
-    for i, baseline in enumerate(chosen):
+    for i, baseline in enumerate([*chosen, *fitted]):
         if progress:
-            progress(baseline.label, i, len(chosen))
-        if baseline.tags.needs_repeats and not scorer.has_repeats:
-            continue
+            progress(baseline.label, i, total)
+        ready: Baseline | CrossFitted = baseline
         try:
-            baseline.fit(fit_on)
-        except InputError as e:
+            if i >= len(chosen):
+                pass
+            elif hasattr(baseline, "fit_rewards"):
+                ready = _cross_fit(baseline, rollouts, seed, held_out)
+            else:
+                baseline.fit(fit_on)
+        except InputError as error:
             if baselines is not None:
                 raise
-            left_out.append(f"{baseline.label} was left out: {e}")
+            left_out.append(f"{baseline.label} was left out: {error}")
             continue
-        scores.append(scorer.score(baseline))
+        score = (crossfit_scorer if isinstance(ready, CrossFitted) else scorer).score(ready)
+        served[score.label] = ready
+        scores.append(score)
+        if on_score:
+            on_score(score)
     if progress:
-        progress("", len(chosen), len(chosen))
+        progress("", total, total)
     usable = sorted(
         (s for s in scores if not s.needs), key=lambda s: -s.ratio.value if np.isfinite(s.ratio.value) else np.inf
     )
     m = moments(rollouts, seed=seed)
     best = next((s for s in usable if np.isfinite(s.b_eff.value)), None)
+    notes = _notes(rollouts, scorer, m, usable, held_out) + left_out
+    if any(isinstance(b, CrossFitted) for b in served.values()):
+        notes.append(
+            "The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks "
+            "taught it."
+        )
     return Board(
-        rollouts.name,
-        rollouts.source,
-        batch_size,
-        m,
-        usable,
-        [s for s in scores if s.needs],
-        group_scores(rollouts, batch_size, best.b_eff.value) if best else [],
-        _curve(rollouts, m, chosen, usable, seed) if best else {},
-        [float(x) for x in rollouts.means_N],
-        _notes(rollouts, scorer, m, usable, held_out) + left_out,
-        {"n_batches": n_batches, "resamples": resamples, "seed": seed, "window": window, "held_out": held_out},
+        name=rollouts.name,
+        source=rollouts.source,
+        batch_size=batch_size,
+        moments=m,
+        scores=usable,
+        apart=[s for s in scores if s.needs],
+        groups=group_scores(rollouts, batch_size, best.b_eff.value) if best else [],
+        curve=_curve(rollouts, m, served, usable, seed) if best else {},
+        difficulty=[float(x) for x in rollouts.means_N],
+        notes=notes,
+        settings={"n_batches": n_batches, "resamples": resamples, "seed": seed, "window": window, "held_out": held_out},
     )
 
 
+def _cross_fit(baseline: Baseline, rollouts: Rollouts, seed: int, held_out: float) -> CrossFitted:
+    n_prompts = len(np.unique(rollouts.tasks.prompt_keys))
+    if held_out:
+        raise InputError("it learns from rewards and is cross-fitted over all tasks, so it has no held-out score")
+    if n_prompts < 2 * FOLDS or np.ptp(rollouts.rewards_R) == 0:
+        raise InputError(
+            f"it learns from rewards, and cross-fitting needs rewards that differ and at least {2 * FOLDS} different "
+            f"prompts; here are {n_prompts}"
+        )
+    return cross_fit(baseline, rollouts, seed=seed)
+
+
 def _curve(
-    rollouts: Rollouts, m: Moments, chosen: Sequence[Baseline], usable: list[Score], seed: int
+    rollouts: Rollouts, m: Moments, served: dict[str, Baseline | CrossFitted], usable: list[Score], seed: int
 ) -> dict[str, list[tuple[int, float]]]:
     """B_eff against batch size: the LOO mean in closed form, the published kernel and the best in-batch baseline by
     simulation."""
     sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
     curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
-    scored = {s.label for s in usable}
-    by_label = {b.label: b for b in chosen if b.label in scored}  # those left out were never fitted
     wanted = [published_tfidf().label, *[s.label for s in usable if not s.window and not s.scored_as][:1]]
     for label in dict.fromkeys(wanted):
-        if label in by_label and label not in curve:
+        if label in served and label not in curve:
             curve[label] = [
-                (b, Scorer(rollouts, b, n_batches=300, resamples=0, seed=seed).score(by_label[label]).b_eff.value)
+                (b, Scorer(rollouts, b, n_batches=300, resamples=0, seed=seed).score(served[label]).b_eff.value)
                 for b in sizes
             ]
     return curve
@@ -200,5 +238,5 @@ def _notes(rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], 
     if held_out:
         notes.append(f"Features were fitted on {1 - held_out:.0%} of the tasks and scored on the other {held_out:.0%}.")
     if rollouts.skipped:
-        notes.append(f"{len(rollouts.skipped)} bad rows were skipped; the first: {rollouts.skipped[0]}")
+        notes.append(f"{rollouts.n_skipped} bad rows were skipped; the first: {rollouts.skipped[0]}")
     return notes

@@ -16,11 +16,12 @@ from numba import njit
 from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother
 from rollonce.kernels.base import FULL_MATRIX_UP_TO
 from rollonce.rollouts import FloatArray, IntArray, Tasks
+from rollonce.scoring.recipe import CHUNK_ENTRIES
+from rollonce.scoring.visibility import visible_blocks
 
 # Weights in a table are exp(log w - row maximum); with a larger spread than this a batch could see only underflowed
 # ones.
 _TABLE_SPREAD = 300.0
-_CHUNK_ENTRIES = 4_000_000
 
 
 # Sums may be reordered (that is what lets them run in vector registers); infinities and NaNs keep their meaning.
@@ -36,7 +37,8 @@ def _table_errors(
     mean_N: np.ndarray,
     v_N: np.ndarray,
 ) -> np.ndarray:
-    """E_i without the noise correction (K, B), weights looked up pair by pair in an N x N table (or all 1)."""
+    """E_i without the noise correction (K, B), weights looked up pair by pair in an N x N table (or all 1). What a row
+    may see is that of `visibility.visible_blocks`."""
     n_batches, m = columns_KM.shape
     out = np.empty((n_batches, n_rows))
     w, p = np.empty(m), np.empty(m)
@@ -104,9 +106,8 @@ def smoother_errors(
     Args:
         baseline: A linear smoother.
         tasks: The N tasks.
-        columns_KM: Positions that each batch sees, its own rows first. Entries may repeat a task (bootstrap): copies
-            are hidden from each other. Of the window, tasks with the row's normalised prompt are hidden too: "another
-            task" means another prompt.
+        columns_KM: Positions that each batch sees, its own rows first. Entries may repeat a task (bootstrap). What a
+            row may see of them says `rollonce.scoring.visibility`.
         n_rows: B.
         ages_M: Steps ago that a column was sampled, 0 for the batch.
         mean_N, v_N: Mean and biased variance of each task's rollouts.
@@ -131,11 +132,10 @@ def smoother_errors(
             v_N,
         )
     out = np.empty((len(columns_KM), n_rows))
-    chunk = max(1, _CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
+    chunk = max(1, CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
     for start in range(0, len(columns_KM), chunk):
         columns = columns_KM[start : start + chunk]
-        visible = columns[:, :n_rows, None] != columns[:, None, :]
-        visible[:, :, n_rows:] &= keys[columns[:, :n_rows, None]] != keys[columns[:, None, n_rows:]]
+        visible = visible_blocks(keys, columns, n_rows)
         w = baseline.weight_blocks(tasks, columns, n_rows, visible, ages_M)
         bias = np.einsum("kbm,km->kb", w, mean_N[columns]) - mean_N[columns[:, :n_rows]]
         spread = np.einsum("kbm,kbm,km->kb", w, w, v_N[columns])

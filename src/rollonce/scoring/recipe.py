@@ -1,19 +1,75 @@
-"""The post's recipe for any baseline at all: draw a batch with one rollout a task, ask for b, compare with the task's
-other rollouts."""
+"""The post's recipe for any baseline at all: draw a batch with one rollout for each task, ask for b, compare with the
+task's other rollouts."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, History
+from rollonce.baselines import Baseline, Batch, History, LinearSmoother
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
+from rollonce.scoring.batches import draw_rewards
+from rollonce.scoring.crossfit import CrossFitted
+from rollonce.scoring.visibility import first_copies, visible_blocks, window_for_all
+
+# Weights held at once, in numbers.
+CHUNK_ENTRIES = 4_000_000
 
 
-def draw_rewards(rollouts: Rollouts, tasks_: IntArray, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-    """One random rollout of each task: its reward, and its place in the group."""
-    sizes = rollouts.group_sizes_N[tasks_]
-    at = (rng.random(tasks_.shape) * sizes).astype(np.int64)
-    return rollouts.rewards_R[rollouts.offsets_N1[:-1][tasks_] + at], at
+def predicted_baselines(
+    baseline: Baseline, rollouts: Rollouts, columns_KM: IntArray, rewards_KM: FloatArray, n_rows: int, ages_M: IntArray
+) -> FloatArray:
+    """``b`` of every row of every batch (K, B), for one drawn reward in each column: `Baseline.predict` once for each
+    batch, with the window as history. NaN for the second copy of a task in a batch (bootstrap).
+
+    Args:
+        baseline: Fitted.
+        rollouts: The table.
+        columns_KM: Positions of the tasks that each batch sees, its own rows first.
+        rewards_KM: Their drawn rewards.
+        n_rows: B.
+        ages_M: Steps ago, 0 for the batch.
+    """
+    keys = rollouts.tasks.prompt_keys
+    out = np.full((len(columns_KM), n_rows), np.nan)
+    for k, columns in enumerate(columns_KM):
+        first = first_copies(columns[:n_rows])
+        rows, past = columns[first], columns[n_rows:]
+        seen = window_for_all(keys, rows, past)
+        history = History(rollouts.tasks.take(past[seen]), rewards_KM[k, n_rows:][seen], ages_M[n_rows:][seen])
+        out[k, first] = baseline.predict(Batch(rollouts.tasks.take(rows), rewards_KM[k, first]), history).baseline_B
+    return out
+
+
+def drawn_baselines(
+    baseline: Baseline | CrossFitted,
+    rollouts: Rollouts,
+    columns_KM: IntArray,
+    rewards_KM: FloatArray,
+    n_rows: int,
+    ages_M: IntArray,
+) -> FloatArray:
+    """As `predicted_baselines`; of linear smoothers by the weights of many batches at once, and of cross-fitted ones
+    by fold. One whose window is shorter than these columns has the first of the other tasks in it."""
+    if isinstance(baseline, CrossFitted):
+        return baseline.by_fold(
+            rollouts.tasks,
+            columns_KM[:, :n_rows],
+            lambda part: drawn_baselines(part, rollouts, columns_KM, rewards_KM, n_rows, ages_M),
+        )
+    window = min(getattr(baseline, "window", 0), columns_KM.shape[1] - n_rows)
+    columns_KM, rewards_KM = columns_KM[:, : n_rows + window], rewards_KM[:, : n_rows + window]
+    ages_M = np.concatenate([ages_M[:n_rows], ages_M[len(ages_M) - window :]])
+    if not isinstance(baseline, LinearSmoother):
+        return predicted_baselines(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
+    keys = rollouts.tasks.prompt_keys
+    out = np.empty((len(columns_KM), n_rows))
+    chunk = max(1, CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
+    for start in range(0, len(columns_KM), chunk):
+        columns, rewards = columns_KM[start : start + chunk], rewards_KM[start : start + chunk]
+        w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible_blocks(keys, columns, n_rows), ages_M)
+        nothing = ~w.any(axis=2)
+        out[start : start + chunk] = np.where(nothing, baseline.prior, np.einsum("kbm,km->kb", w, rewards))
+    return out
 
 
 def recipe_errors(
@@ -29,7 +85,7 @@ def recipe_errors(
     """``(b_i - m_i)^2`` of every row of every batch, without the noise correction (K, B).
 
     Args:
-        baseline: Any baseline; its ``predict`` is called once a batch, with the window as history.
+        baseline: Any baseline.
         rollouts: The table.
         columns_KM: Positions each batch sees, its own rows first.
         n_rows: B.
@@ -39,45 +95,11 @@ def recipe_errors(
             correction is ``s2 / (G - 1)``); otherwise with the mean of all G, which is as unbiased where b_i used no
             rollout of task i, and less noisy.
     """
-    out = np.full((len(columns_KM), n_rows), np.nan)
-    keys = rollouts.tasks.prompt_keys
-    size_N, mean_N = rollouts.group_sizes_N, rollouts.means_N
-    for k, columns in enumerate(columns_KM):
-        reward_M, _ = draw_rewards(rollouts, columns, rng)
-        # In a bootstrap resample a task may come twice; only its first copy is in the batch, the other rows have no
-        # error.
-        first = np.unique(columns[:n_rows], return_index=True)[1]
-        first.sort()
-        rows, past = columns[first], columns[n_rows:]
-        # A row of the window that has the prompt of a row of the batch would leak; it is left out for the whole batch.
-        fresh = ~np.isin(keys[past], keys[rows])
-        batch = Batch(rollouts.tasks.take(rows), reward_M[first])
-        history = History(rollouts.tasks.take(past[fresh]), reward_M[n_rows:][fresh], ages_M[n_rows:][fresh])
-        b = baseline.predict(batch, history).baseline_B
-        target = mean_N[rows]
-        if held_out_target:
-            g = size_N[rows]
-            target = (mean_N[rows] * g - reward_M[first]) / (g - 1)
-        out[k, first] = (b - target) ** 2
-    return out
-
-
-def tracker_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
-    """``E[(b - r)^2] - s2_i`` per task (N,) of a baseline that learns from the task's own earlier rollouts.
-
-    Each rollout in turn is the new one and the group's others, in order, are its past: the new one is independent of
-    what b used. Groups of one give NaN. O(R G).
-    """
-    out = np.full(rollouts.n_tasks, np.nan)
-    for n in map(int, np.flatnonzero(rollouts.group_sizes_N > 1)):
-        group = rollouts.group(n)
-        one = rollouts.tasks.take([n])
-        g = len(group)
-        errors = []
-        for held in range(g):
-            past = np.delete(np.arange(g), held)
-            history = History(rollouts.tasks.take(np.full(g - 1, n)), group[past], np.arange(g - 1, 0, -1))
-            b = baseline.predict(Batch(one, group[held : held + 1]), history).baseline_B
-            errors.append((float(b[0]) - group[held]) ** 2)
-        out[n] = np.mean(errors) - rollouts.variances_N[n]
-    return out
+    rewards_KM, _ = draw_rewards(rollouts, columns_KM, rng)
+    b_KB = predicted_baselines(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
+    rows_KB = columns_KM[:, :n_rows]
+    target_KB = rollouts.means_N[rows_KB]
+    if held_out_target:
+        g = rollouts.group_sizes_N[rows_KB]
+        target_KB = (target_KB * g - rewards_KM[:, :n_rows]) / (g - 1)
+    return (b_KB - target_KB) ** 2

@@ -2,8 +2,7 @@
 
 ``r_i`` and ``b_i`` are independent given the task, so the ratio of two baselines' B_eff is the inverse ratio of their
 mean squared advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings
-(same normalised prompt) are
-hidden from it: a sibling has similarity 1 and would pass for skill.
+are hidden from it (`rollonce.scoring.visibility`): a sibling has similarity 1 and would pass for skill.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import numpy as np
 
 from rollonce.baselines import Baseline, Batch, History, LeaveOneOut
 from rollonce.rollouts import FloatArray, Rollouts
+from rollonce.scoring.intervals import jackknife_error, log_interval
 from rollonce.scoring.moments import Estimate
-from rollonce.scoring.scorer import log_interval
+from rollonce.scoring.visibility import prompt_keys_of_log
 
 
 class WatchScore(NamedTuple):
@@ -87,11 +87,7 @@ class Watcher:
                 log_rest = np.log(total[self._loo] - sums[:, self._loo]) - np.log(total[k] - sums[:, k])
                 ratio = total[self._loo] / total[k]
                 recent = sums[-20:, self._loo].sum() / sums[-20:, k].sum()
-            se = (
-                float(np.sqrt((n - 1) / n * ((log_rest - log_rest.mean()) ** 2).sum()))
-                if n > 2 and np.isfinite(log_rest).all()
-                else np.nan
-            )
+            se = jackknife_error(log_rest) if n > 2 and np.isfinite(log_rest).all() else np.nan
             scored_as = baseline.label if baseline.label != label else ""
             out.append(
                 WatchScore(
@@ -109,37 +105,21 @@ class Watcher:
 
 def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
     """b (B,) where a row sees no other row with its normalised prompt, in the batch or in the history."""
-    keys = batch.tasks.prompt_keys
-    out = np.empty(len(batch))
     history = baseline.history
-    both = (batch.tasks.prompts, history.tasks.prompts)
-    from rollonce.rollouts import normalise_prompt
-
-    past = {normalise_prompt(p) for p in both[1]}
-    repeated = {int(k) for k, c in zip(*np.unique(keys, return_counts=True), strict=True) if c > 1}
-    clean = np.array(
-        [int(k) not in repeated and normalise_prompt(p) not in past for k, p in zip(keys, both[0], strict=True)]
-    )
-    if clean.any():
-        out[clean] = baseline.predict(batch).baseline_B[clean]
-    for key in np.unique(keys[~clean]):
-        members = np.flatnonzero(keys == key)
-        prompt = normalise_prompt(both[0][members[0]])
-        rest = np.flatnonzero(keys != key)
-        keep = (
-            np.flatnonzero([normalise_prompt(p) != prompt for p in both[1]]) if len(history) else np.zeros(0, np.int64)
-        )
-        others = (
-            History(history.tasks.take(keep).detached(), history.rewards_H[keep], history.ages_H[keep])
-            if len(history)
-            else history
-        )
-        for i in members:
+    key_B, key_H = prompt_keys_of_log(batch.tasks, history.tasks)
+    distinct, count = np.unique(key_B, return_counts=True)
+    alone_B = ~np.isin(key_B, distinct[count > 1]) & ~np.isin(key_B, key_H)
+    out = np.empty(len(batch))
+    if alone_B.any():
+        out[alone_B] = baseline.predict(batch).baseline_B[alone_B]
+    for key in np.unique(key_B[~alone_B]):
+        rest, keep = np.flatnonzero(key_B != key), np.flatnonzero(key_H != key)
+        others = None
+        if baseline.keep_rows:
+            others = History(history.tasks.take(keep).detached(), history.rewards_H[keep], history.ages_H[keep])
+        for i in np.flatnonzero(key_B == key):
             at = np.concatenate([[i], rest])
-            b = baseline.predict(
-                Batch(batch.tasks.take(at), batch.rewards_B[at]), others if baseline.keep_rows else None
-            ).baseline_B
-            out[i] = b[0]
+            out[i] = baseline.predict(Batch(batch.tasks.take(at), batch.rewards_B[at]), others).baseline_B[0]
     return out
 
 

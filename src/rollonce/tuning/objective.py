@@ -4,19 +4,19 @@ learn from."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rollonce.baselines import Kriging, LeaveOneOut, LinearSmoother
+from rollonce.baselines import LeaveOneOut, LinearSmoother
+from rollonce.baselines.base import Cost
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import Scorer
-from rollonce.tuning.space import Bank, Space
+from rollonce.tuning.space import Bank
 
 # With a long window each batch of Kriging needs a solve over all it sees; a search can only afford this many.
-DEAR_BATCHES = 12
+EXPENSIVE_BATCHES = 12
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Objective:
         begin = time.perf_counter()
         window = self.scorer.usable_window(baseline.window)
         columns = self.scorer.columns(window)
-        dear = like or baseline
+        priced = like or baseline
         if (
-            dear.window
-            and _solves(dear)
-            and self.batch_size + self.scorer.usable_window(dear.window) < self.rollouts.n_tasks
+            priced.window
+            and priced.tags.cost >= Cost.SOLVE
+            and self.batch_size + self.scorer.usable_window(priced.window) < self.rollouts.n_tasks
         ):
-            columns = columns[:DEAR_BATCHES]
+            columns = columns[:EXPENSIVE_BATCHES]
         rows = columns[:, : self.batch_size]
         e = _by_task(self.scorer.errors(baseline, columns, window), rows, self.rollouts.n_tasks)
         key = len(columns)
@@ -81,22 +81,6 @@ class Objective:
     def value(self, baseline: LinearSmoother) -> float:
         """Ratio of B_eff to the in-batch LOO mean over the targets (every target counts once)."""
         return ratio(*self.squared_advantages(baseline), self.is_target_N)
-
-
-@dataclass
-class Pool:
-    """The geometric mean of several tables' ratios: one kernel for all of them.
-
-    Args:
-        objectives: One a table.
-    """
-
-    objectives: Sequence[Objective]
-
-    def value(self, config: dict[str, Any]) -> float:
-        """Geometric mean ratio of a configuration, features refitted on each table's prompts."""
-        logs = [np.log(o.value(o.bank.rebuild(config))) for o in self.objectives if o.bank is not None]
-        return float(np.exp(np.mean(logs)))
 
 
 def ratio(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
@@ -115,16 +99,6 @@ def paired_z(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> floa
         return np.nan
     se = float(gain.std(ddof=1) / np.sqrt(len(gain)))
     return float(gain.mean()) / se if se > 0 else 0.0
-
-
-def build(space: Space, ask: Any, objective: Objective) -> LinearSmoother:
-    """A trial's baseline with the objective's fitted features."""
-    assert objective.bank is not None
-    return space.build(ask, objective.bank)
-
-
-def _solves(baseline: LinearSmoother) -> bool:
-    return isinstance(baseline, Kriging)
 
 
 def _by_task(e_KB: FloatArray, rows_KB: IntArray, n: int) -> FloatArray:

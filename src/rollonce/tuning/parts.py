@@ -6,17 +6,15 @@ Two tasks with one normalised prompt always go together: they are the same task 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother
+from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError
-from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks
-from rollonce.scoring import Estimate, Score, Scorer
-from rollonce.scoring.scorer import _mean, _means, _task_variance, log_interval
+from rollonce.rollouts import IntArray, Rollouts, normalise_prompt
+from rollonce.scoring import CrossFitted, Estimate, Score, Scorer
 
 # Below this many tasks the report part of a split would be too small to say anything: cross-fitting instead.
 CROSS_FIT_BELOW = 150
@@ -53,74 +51,9 @@ def split(rollouts: Rollouts, seed: int) -> Split:
     return Split(*divide(rollouts, (0.5, 0.25, 0.25), seed))
 
 
-@dataclass
-class PerTarget(LinearSmoother):
-    """For scoring only: another baseline for the targets of each fold, so that each task is judged by one that never
-    learned from it."""
-
-    type: ClassVar[str] = "per_target"
-    experts: Sequence[LinearSmoother] = ()
-    fold_of_N: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    name: str = "cross-fitted"
-
-    def __post_init__(self) -> None:
-        self.window = max(e.window for e in self.experts)
-
-    def describe(self) -> str:
-        """Its name."""
-        return self.name
-
-    def smoothing_weights(
-        self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: np.ndarray, ages_M: IntArray
-    ) -> FloatArray:
-        """Not used: `FoldScorer` asks the experts."""
-        raise NotImplementedError
-
-
-class FoldScorer(Scorer):
-    """A scorer that knows `PerTarget`, and the paired ratio of any two baselines."""
-
-    def errors(self, baseline: Baseline, columns_KM: IntArray, window: int) -> FloatArray:
-        """See `Scorer.errors`; each row by its own fold's expert."""
-        if not isinstance(baseline, PerTarget):
-            return super().errors(baseline, columns_KM, window)
-        fold_KB = baseline.fold_of_N[columns_KM[:, : self.batch_size]]
-        out = np.full(fold_KB.shape, np.nan)
-        done: dict[str, FloatArray] = {}
-        for f, expert in enumerate(baseline.experts):
-            w = min(expert.window, window)
-            key = str(expert.config())
-            if key not in done:
-                done[key] = super().errors(expert, columns_KM[:, : self.batch_size + w], w)
-            out = np.where(fold_KB == f, done[key], out)
-        return out
-
-    def _dead(self, baseline: Baseline, columns: IntArray, window: int) -> float:
-        return np.nan if isinstance(baseline, PerTarget) else super()._dead(baseline, columns, window)
-
-    def ratio_to(self, a: LinearSmoother, b: LinearSmoother) -> Estimate:
-        """B_eff of ``a`` over that of ``b``, on common batches and resamples (a paired interval over tasks)."""
-        window_a, window_b = self.usable_window(a.window), self.usable_window(b.window)
-        size_a, size_b = self.batch_size + window_a, self.batch_size + window_b
-        window = max(window_a, window_b)
-        columns = self.columns(window)
-        if self._is_dear(a, window_a) or self._is_dear(b, window_b):
-            columns = columns[: self.n_batches_dear]
-        ea, eb = self.errors(a, columns[:, :size_a], window_a), self.errors(b, columns[:, :size_b], window_b)
-        a2, b2 = self._a2(_mean(ea)), self._a2(_mean(eb))
-        logs, noise = [], []
-        n_resamples, per = min(self._effort(a, window_a), self._effort(b, window_b)) if self.resamples else (0, 1)
-        for r in range(n_resamples):
-            task_of, drawn = self._resample(r, window, per)
-            s2 = float(np.nanmean(self.s2_N[task_of])) if self.has_repeats else 0.0
-            ra, rb = self.errors(a, drawn[:, :size_a], window_a), self.errors(b, drawn[:, :size_b], window_b)
-            xa, xb = s2 + _mean(ra), s2 + _mean(rb)
-            if xa > 0 and xb > 0:
-                logs.append(np.log(xb) - np.log(xa))
-                noise.append(np.nanvar(_means(ra) / xa - _means(rb) / xb) / per)
-        own = np.nanvar(_means(ea) / a2 - _means(eb) / b2) / len(columns) if a2 > 0 and b2 > 0 else np.nan
-        se = float(np.sqrt(_task_variance(logs, noise, self.n_tasks) + own))
-        return log_interval(b2 / a2 if a2 > 0 else np.nan, se, max(self.n_tasks - 1, 1))
+def by_prompt(rollouts: Rollouts, fold_N: IntArray) -> dict[str, int]:
+    """The fold of each normalised prompt, from that of each task (equal prompts have one fold)."""
+    return {normalise_prompt(p): int(f) for p, f in zip(rollouts.tasks.prompts, fold_N, strict=True)}
 
 
 class Judged(NamedTuple):
@@ -146,10 +79,10 @@ class ReportPart:
         scorer: With the report part as its targets.
     """
 
-    def __init__(self, scorer: FoldScorer) -> None:
-        self._scorer: FoldScorer | None = scorer
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer: Scorer | None = scorer
 
-    def judge(self, baseline: LinearSmoother, published: LinearSmoother) -> Judged:
+    def judge(self, baseline: Baseline | CrossFitted, published: Baseline) -> Judged:
         """The scores.
 
         Raises:
@@ -164,5 +97,5 @@ class ReportPart:
             scorer.score(baseline),
             scorer.score(LeaveOneOut()),
             scorer.score(published),
-            scorer.ratio_to(baseline, published),
+            scorer.ratio(baseline, published),
         )

@@ -18,19 +18,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother, SelfTuning, published_tfidf
+from rollonce.baselines import KernelBaseline, LeaveOneOut, SelfTuning, published_tfidf
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.kernels import Buckets
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring import Estimate, check_scorable
-from rollonce.tuning.crossfit import crossfit_score
+from rollonce.scoring import CrossFitted, Estimate, Scorer, check_scorable, cross_fit
 from rollonce.tuning.objective import Objective
-from rollonce.tuning.parts import FoldScorer, PerTarget, divide
+from rollonce.tuning.parts import by_prompt, divide
 from rollonce.tuning.space import Answers, Bank, Space, starts
 
 FOLDS = 3
-POOL, OTHERS = "the pool of all sets", "all sets but this one"
+POOL, OTHERS, SELF_TUNING = "the pool of all sets", "all sets but this one", "self-tuning"
 
 
 class Cell(NamedTuple):
@@ -135,8 +134,7 @@ def transfer(
     report_batches: int = 2000,
     resamples: int = 60,
     seed: int = 0,
-    extra: Callable[[Rollouts], Cell] | None = None,
-    extra_name: str = "self-tuning",
+    self_tuning: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> TransferResult:
     """The matrix of kernels x sets.
@@ -147,8 +145,7 @@ def transfer(
         batch_size: B.
         n_batches: Common batches behind a candidate's value.
         report_batches, resamples, seed: Of the cells.
-        extra: Scores one more row's cell on a set, cross-fitted: the self-tuning baseline.
-        extra_name: That row's name.
+        self_tuning: Whether the self-tuning baseline, which needs no transfer, gets a row too (cross-fitted).
         progress: Called with (what, done, total).
 
     Raises:
@@ -184,25 +181,24 @@ def transfer(
         "5 length buckets, in batch": KernelBaseline(Buckets()),
         "LOO mean": LeaveOneOut(),
     }
-    for name in (POOL, OTHERS, *published, *((extra_name,) if extra else ())):
+    for name in (POOL, OTHERS, *published, *((SELF_TUNING,) if self_tuning else ())):
         rows[name] = []
     for s, choice in enumerate(choices):
         if progress:
             progress(f"scoring {names[s]}", s, len(tables))
-        scorer = FoldScorer(tables[s], batch_size, report_batches, resamples, seed=seed + 1)
+        scorer = Scorer(tables[s], batch_size, report_batches, resamples, seed=seed + 1)
         known: dict[int, Cell] = {}
 
-        def plain(
-            c: int, choice: _Choice = choice, scorer: FoldScorer = scorer, known: dict[int, Cell] = known
-        ) -> Cell:
+        def plain(c: int, choice: _Choice = choice, scorer: Scorer = scorer, known: dict[int, Cell] = known) -> Cell:
             if c not in known:
                 baseline = choice.bank.rebuild(configs[c])
                 known[c] = Cell(scorer.score(baseline).ratio, baseline.label, False)
             return known[c]
 
-        def fitted(picks: Sequence[int], choice: _Choice = choice, scorer: FoldScorer = scorer) -> Cell:
-            experts: list[LinearSmoother] = [choice.bank.rebuild(configs[c]) for c in picks]
-            return Cell(scorer.score(PerTarget(experts, choice.fold_of_N)).ratio, experts[0].label, True)
+        def fitted(picks: Sequence[int], choice: _Choice = choice, scorer: Scorer = scorer) -> Cell:
+            chosen = {c: choice.bank.rebuild(configs[c]) for c in picks}
+            serving = CrossFitted([chosen[c] for c in picks], by_prompt(choice.rollouts, choice.fold_of_N))
+            return Cell(scorer.score(serving).ratio, serving.label, True)
 
         for a, name in enumerate(names):
             own = a == s
@@ -213,8 +209,10 @@ def transfer(
         rows[OTHERS].append(plain(others_S[s]))
         for name, baseline in published.items():
             rows[name].append(Cell(scorer.score(baseline.fit(tables[s].tasks)).ratio, baseline.label, False))
-        if extra:
-            rows[extra_name].append(extra(tables[s]))
+        if self_tuning:
+            own_scorer = Scorer(tables[s], batch_size, n_batches=4000, seed=seed)
+            score = own_scorer.score(cross_fit(SelfTuning(), tables[s], seed=seed))
+            rows[SELF_TUNING].append(Cell(score.ratio, score.label, True))
     settings = {
         "n_candidates": len(configs),
         "batch_size": batch_size,
@@ -228,12 +226,6 @@ def transfer(
     result = TransferResult(names, rows, [], settings)
     result.sentences = [sentence(name, cells, names) for name, cells in rows.items() if name != "LOO mean"]
     return result
-
-
-def self_tuning_cell(rollouts: Rollouts, batch_size: int = 32, seed: int = 0) -> Cell:
-    """The self-tuning baseline's cell, cross-fitted: it learns on the set itself, so nothing is transferred."""
-    score = crossfit_score(SelfTuning, rollouts, batch_size=batch_size, seed=seed)
-    return Cell(score.ratio, "self-tuning", True)
 
 
 def geometric_mean(cells: Sequence[Cell]) -> float:

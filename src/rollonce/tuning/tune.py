@@ -19,9 +19,9 @@ from rollonce.baselines import LeaveOneOut, LinearSmoother, published_tfidf
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.rollouts import IntArray, Rollouts
-from rollonce.scoring import check_scorable
+from rollonce.scoring import CrossFitted, Scorer, check_scorable
 from rollonce.tuning.objective import Objective, paired_z, ratio
-from rollonce.tuning.parts import CROSS_FIT_BELOW, FoldScorer, Judged, PerTarget, ReportPart, divide, split
+from rollonce.tuning.parts import CROSS_FIT_BELOW, Judged, ReportPart, by_prompt, divide, split
 from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importances, trials_for
 from rollonce.tuning.space import Bank, Space
 
@@ -181,22 +181,23 @@ def tune(
     if rollouts.n_tasks >= CROSS_FIT_BELOW:
         parts = split(rollouts, seed)
         outcome = run(parts.tune, parts.choose, "search", budget)
-        part = ReportPart(FoldScorer(*scorer_args, seed=seed + 1, targets=parts.report))
+        part = ReportPart(Scorer(*scorer_args, seed=seed + 1, targets=parts.report))
         judged = part.judge(outcome.baseline, published)
         counts = {k: len(v) for k, v in parts._asdict().items()}
     else:
         each = Budget(budget.trials, budget.seconds / (FOLDS + 1))
         folds = divide(rollouts, [1.0] * FOLDS, seed)
         fold_of_N = np.zeros(rollouts.n_tasks, dtype=np.int64)
-        experts = []
+        experts: list[LinearSmoother] = []
         for f, fold in enumerate(folds):
             fold_of_N[fold] = f
             rest = np.setdiff1d(np.arange(rollouts.n_tasks), fold)
-            experts.append(run(*_inner(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each).baseline)
+            expert = run(*_inner(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each).baseline
+            experts.append(next((e for e in experts if e.config() == expert.config()), expert))
         labels = [e.label for e in experts]
         outcome = run(*_inner(rollouts, np.arange(rollouts.n_tasks), seed), "all tasks", each)
-        part = ReportPart(FoldScorer(*scorer_args, seed=seed + 1))
-        judged = part.judge(PerTarget(experts, fold_of_N), published)
+        part = ReportPart(Scorer(*scorer_args, seed=seed + 1))
+        judged = part.judge(CrossFitted(experts, by_prompt(rollouts, fold_of_N), name="cross-fitted"), published)
         counts = {"cross-fitted": rollouts.n_tasks, "folds": FOLDS}
         notes.append(
             f"{rollouts.n_tasks} tasks are too few for a split (from {CROSS_FIT_BELOW}): what is reported is the whole "
@@ -219,7 +220,7 @@ def tune(
                 else ""
             )
         )
-    if not FoldScorer(rollouts, batch_size, 1, 0).has_repeats:
+    if not Scorer(rollouts, batch_size, 1, 0).has_repeats:
         notes.append("Every task has a single rollout: ratios are of E[A^2], and no absolute B_eff can be told.")
     if window:
         notes.append(

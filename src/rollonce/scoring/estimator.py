@@ -1,0 +1,372 @@
+"""Scores baselines on one table of rollouts: common batches, common resamples, paired intervals.
+
+``MSE(b) = E[(b_i - mu_i)^2]``, ``B_eff = B s2 / (s2 + MSE)``, and ``E[A^2] = s2 + MSE`` (MATH: section 3). The tasks
+are the sample, so the interval on a B_eff comes from resampling *tasks*; copies of a task in one resample are hidden
+from each other, or each would meet itself in the batch at similarity 1. The ratio to the in-batch LOO mean uses the
+same batches and resamples for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother
+from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray, IntArray, Rollouts
+from rollonce.scoring.batches import column_ages, draw_batches, draw_rewards, draw_runs
+from rollonce.scoring.closed_form import smoother_errors
+from rollonce.scoring.crossfit import CrossFitted
+from rollonce.scoring.effort import Effort, effort
+from rollonce.scoring.intervals import (
+    jackknife_error,
+    leave_one_out_means,
+    log_interval,
+    t_quantile,
+    variance_over_tasks,
+)
+from rollonce.scoring.moments import Estimate, noise_of_means
+from rollonce.scoring.recipe import drawn_baselines, recipe_errors
+from rollonce.scoring.repeats import repeats_errors
+
+
+class Score(NamedTuple):
+    """How one baseline does on one table.
+
+    Attributes:
+        label: What it is called in tables.
+        b_eff: Effective batch size, in rollouts; NaN where no task has two rollouts.
+        ratio: Its ratio to the in-batch leave-one-out mean (paired interval).
+        mse: ``E[(b - mu)^2]``; may be below 0 by noise.
+        advantage_variance: ``E[A^2] = s2 + MSE`` of the leave-one-out form.
+        explained: Share of the difficulty variance it explains, ``1 - MSE / tau2``; NaN where tau2 is not above 0.
+        dead: Fraction of advantages that are zero (below 1e-6 of the rewards' spread).
+        window: Rows of other tasks used beside the batch; ``window_asked`` what was asked for.
+        method: ``closed form``, ``recipe`` (sampled) or ``analytic``.
+        scored_as: Label of the leave-one-out twin that stood in, or "".
+        n_batches: Batches behind the value.
+        needs: "" if it can be used at one rollout per task, else ``repeats``, ``groups`` or ``extra rollouts``.
+    """
+
+    label: str
+    b_eff: Estimate
+    ratio: Estimate
+    mse: float
+    advantage_variance: float
+    explained: float
+    dead: float
+    window: int
+    window_asked: int
+    method: str
+    scored_as: str
+    n_batches: int
+    needs: str
+
+
+class _Comparison(NamedTuple):
+    """Two baselines on common batches and resamples: errors' means, and standard errors of the logarithms."""
+
+    mse: float
+    mse_other: float
+    se_level: float
+    se_ratio: float
+    degrees_of_freedom: float
+    columns_KM: IntArray
+
+
+@dataclass
+class Scorer:
+    """Scores any number of baselines on the same batches of one table.
+
+    Args:
+        rollouts: The table.
+        batch_size: B.
+        n_batches: Common random batches behind each value.
+        resamples: Bootstrap resamples of the tasks behind each interval; 0 for none.
+        batches_per_resample: Batches drawn in each; their Monte-Carlo variance is estimated and taken out.
+        seed: Of batches, rollouts and resamples.
+        targets: Tasks (positions) that count as targets; neighbours may be any task. All by default.
+        n_batches_expensive: At most this many batches where each needs a large solve (Kriging or ridge with a long
+            window).
+        shared_windows: Whether batches with a window of four batches and more come in runs that see the same tasks
+            (`batches.draw_runs`).
+
+    Raises:
+        InputError: if there are fewer tasks than the batch size, or only one.
+
+    >>> from rollonce.baselines import LeaveOneOut
+    >>> table = Rollouts.from_groups([[0, 1, 1, 0]] * 8, [f"task {i}" for i in range(8)])
+    >>> Scorer(table, batch_size=4, n_batches=50, resamples=0).score(LeaveOneOut()).window
+    0
+    """
+
+    rollouts: Rollouts
+    batch_size: int = 32
+    n_batches: int = 2000
+    resamples: int = 100
+    batches_per_resample: int = 100
+    seed: int = 0
+    targets: Sequence[int] | IntArray | None = None
+    n_batches_expensive: int = 400
+    shared_windows: bool = False
+    _cache: dict = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_scorable(self.rollouts, self.batch_size)
+        table = self.rollouts
+        self.s2_N = table.variances_N
+        known = np.isfinite(self.s2_N)
+        self.has_repeats = bool(known.any())
+        self.s2 = float(self.s2_N[known].mean()) if self.has_repeats else np.nan
+        # Without repeats nothing can be subtracted: then errors are E[A^2] itself, and only ratios can be told.
+        self.noise_N = noise_of_means(table) if self.has_repeats else np.zeros(table.n_tasks)
+        self.tau2 = float(table.means_N.var(ddof=1) - noise_of_means(table).mean()) if self.has_repeats else np.nan
+        self.is_target_N = np.ones(table.n_tasks, dtype=bool)
+        if self.targets is not None:
+            self.is_target_N[:] = False
+            self.is_target_N[np.asarray(self.targets)] = True
+
+    @property
+    def n_tasks(self) -> int:
+        """N."""
+        return self.rollouts.n_tasks
+
+    def usable_window(self, asked: int) -> int:
+        """Rows of other tasks that a window can really hold: ``min(asked, N - B)``."""
+        return min(asked, self.n_tasks - self.batch_size)
+
+    def ages(self, window: int) -> IntArray:
+        """Steps ago of each column (B + window,), see `batches.column_ages`."""
+        return column_ages(self.batch_size, window)
+
+    def columns(self, window: int) -> IntArray:
+        """The common batches with a window of that many other tasks (K, B + window); the batches are the same for every
+        window, unless windows are shared."""
+        key = ("columns", window)
+        if key not in self._cache:
+            self._cache[key] = self._draw(np.random.default_rng([self.seed, 2]), self.n_batches, window)
+        return self._cache[key]
+
+    def errors(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> FloatArray:
+        """Unbiased squared errors of b against the true mean (K, B); E[A^2] terms where no task has repeats. NaN: not a
+        target."""
+        n_rows, table = self.batch_size, self.rollouts
+        rows_KB = columns_KM[:, :n_rows]
+        if isinstance(baseline, CrossFitted):
+            # A part with a shorter window has the first of these other tasks in its own.
+            drawn = [
+                one.by_fold(table.tasks, rows_KB, lambda part: self._errors_up_to_window(part, columns_KM, window))
+                for one in (baseline, *baseline.further_draws)
+            ]
+            return sum(drawn[1:], drawn[0]) / len(drawn)
+        if isinstance(baseline, LinearSmoother):
+            e = smoother_errors(
+                baseline, table.tasks, columns_KM, n_rows, self.ages(window), table.means_N, table.biased_variances_N
+            )
+        else:
+            rng = np.random.default_rng([self.seed, 3])
+            e = recipe_errors(baseline, table, columns_KM, n_rows, self.ages(window), rng)
+        e = e - self.noise_N[rows_KB]
+        return e if self.targets is None else np.where(self.is_target_N[rows_KB], e, np.nan)
+
+    def score(self, baseline: Baseline | CrossFitted, label: str | None = None) -> Score:
+        """The score of one baseline, fitted already.
+
+        Raises:
+            InputError: for baselines that need groups: see `rollonce.scoring.groups`.
+        """
+        tags = baseline.tags
+        if tags.needs_groups:
+            raise InputError(
+                f"{baseline.label} needs groups and has no score at one rollout per task; see the group table"
+            )
+        label = label or baseline.label
+        if isinstance(baseline, Baseline) and tags.needs_repeats:
+            return self._score_repeats(baseline, label)
+        twin = baseline.twin()
+        asked = getattr(twin, "window", 0)
+        window = self.usable_window(asked)
+        pair = self._compare(twin, LeaveOneOut())
+        a2, a2_loo = self._a2(pair.mse), self._a2(pair.mse_other)
+        b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
+        smooths = twin.smooths if isinstance(twin, CrossFitted) else isinstance(twin, LinearSmoother)
+        return Score(
+            label=label,
+            b_eff=log_interval(b_eff, pair.se_level, pair.degrees_of_freedom),
+            ratio=log_interval(a2_loo / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom),
+            mse=pair.mse if self.has_repeats else np.nan,
+            advantage_variance=a2,
+            explained=1 - pair.mse / self.tau2 if self.has_repeats and self.tau2 > 0 else np.nan,
+            dead=self._zero_advantages(baseline, pair.columns_KM, window),
+            window=window,
+            window_asked=asked,
+            method="closed form" if smooths else "recipe",
+            scored_as=twin.label if twin is not baseline else "",
+            n_batches=len(pair.columns_KM),
+            needs="",
+        )
+
+    def ratio(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> Estimate:
+        """B_eff of one over that of another, on common batches and resamples (a paired interval over tasks)."""
+        pair = self._compare(baseline, other)
+        a2, other_a2 = self._a2(pair.mse), self._a2(pair.mse_other)
+        return log_interval(other_a2 / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom)
+
+    def _draw(self, rng: np.random.Generator, n_batches: int, window: int) -> IntArray:
+        # A run is worth its while only where many batches can share a solve.
+        runs = self.shared_windows and window >= 4 * self.batch_size and n_batches >= 200
+        return (draw_runs if runs else draw_batches)(self.n_tasks, self.batch_size, window, n_batches, rng)
+
+    def _effort(self, baseline: Baseline | CrossFitted, window: int) -> Effort:
+        asked = Effort(self.n_batches, self.resamples, self.batches_per_resample)
+        return effort(
+            baseline,
+            window,
+            batch_size=self.batch_size,
+            n_tasks=self.n_tasks,
+            asked=asked,
+            n_batches_expensive=self.n_batches_expensive,
+        )
+
+    def _errors_up_to_window(self, baseline: Baseline, columns_KM: IntArray, window: int) -> FloatArray:
+        """Errors (K, B) of one that may see less than these columns: the first of them."""
+        own = min(window, self.usable_window(getattr(baseline, "window", 0)))
+        return self.errors(baseline, columns_KM[:, : self.batch_size + own], own)
+
+    def _a2(self, mse: float) -> float:
+        return self.s2 + mse if self.has_repeats else mse
+
+    def _compare(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> _Comparison:
+        windows = [self.usable_window(getattr(b, "window", 0)) for b in (baseline, other)]
+        window = max(windows)
+        efforts = [self._effort(b, w) for b, w in zip((baseline, other), windows, strict=True)]
+        n_batches, resamples, per = efforts[0].least(efforts[1])
+        columns = self.columns(window)[:n_batches]
+        e, e_other = (self._errors_up_to_window(b, columns, window) for b in (baseline, other))
+        mse, mse_other = _mean(e), _mean(e_other)
+        if not resamples:
+            return _Comparison(mse, mse_other, np.nan, np.nan, 1.0, columns)
+        # In the resamples one draw of the fit must do.
+        once = [replace(b, further_draws=()) if isinstance(b, CrossFitted) else b for b in (baseline, other)]
+        level, ratio, mc_level, mc_ratio = [], [], [], []
+        for r in range(resamples):
+            task_of, drawn = self._resample(r, window, per)
+            er, er_other = (self._errors_up_to_window(b, drawn, window) for b in once)
+            s2_r = self.s2_N[task_of]
+            s2_r = float(np.nanmean(s2_r)) if np.isfinite(s2_r).any() else np.nan
+            a2 = (s2_r if self.has_repeats else 0.0) + _mean(er)
+            a2_other = (s2_r if self.has_repeats else 0.0) + _mean(er_other)
+            if not (a2 > 0 and a2_other > 0):
+                continue
+            per_batch, per_batch_other = _means(er) / a2, _means(er_other) / a2_other
+            if self.has_repeats and s2_r > 0:
+                level.append(np.log(s2_r) - np.log(a2))
+            ratio.append(np.log(a2_other) - np.log(a2))
+            mc_level.append(np.nanvar(per_batch) / per)
+            mc_ratio.append(np.nanvar(per_batch - per_batch_other) / per)
+        n, k = self.n_tasks, len(e)
+        own, own_other = self._a2(mse), self._a2(mse_other)
+        mc_own_level = np.nanvar(_means(e)) / own**2 / k if own > 0 else np.nan
+        mc_own_ratio = (
+            np.nanvar(_means(e) / own - _means(e_other) / own_other) / k if min(own, own_other) > 0 else np.nan
+        )
+        return _Comparison(
+            mse=mse,
+            mse_other=mse_other,
+            se_level=float(np.sqrt(variance_over_tasks(level, mc_level, n) + mc_own_level)),
+            se_ratio=float(np.sqrt(variance_over_tasks(ratio, mc_ratio, n) + mc_own_ratio)),
+            degrees_of_freedom=float(max(min(n, len(ratio)) - 1, 1)),
+            columns_KM=columns,
+        )
+
+    def _resample(self, r: int, window: int, per: int) -> tuple[IntArray, IntArray]:
+        """Tasks drawn with replacement (N,), and batches of them (per, B + window) as positions in the table."""
+        key = ("resample", r, window, per)
+        if key not in self._cache:
+            rng = np.random.default_rng([self.seed, 4, r])
+            task_of = rng.integers(self.n_tasks, size=self.n_tasks)
+            self._cache[key] = (task_of, task_of[self._draw(np.random.default_rng([self.seed, 5, r]), per, window)])
+        return self._cache[key]
+
+    def _zero_advantages(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> float:
+        """Fraction of zero advantages over 50 sampled batches (5 with a long window)."""
+        table, n_rows = self.rollouts, self.batch_size
+        columns = columns_KM[: 50 if window <= 128 else 5, : n_rows + window]
+        rewards, _ = draw_rewards(table, columns, np.random.default_rng([self.seed, 6]))
+        b_KB = drawn_baselines(baseline, table, columns, rewards, n_rows, self.ages(window))
+        spread = max(float(table.rewards_R.std()), 1e-300)
+        return float((np.abs(rewards[:, :n_rows] - b_KB) <= 1e-6 * spread).mean())
+
+    def _score_repeats(self, baseline: Baseline, label: str) -> Score:
+        n = self.n_tasks
+        mse_N, method, needs = repeats_errors(baseline, self.rollouts)
+        known = np.isfinite(mse_N) & self.is_target_N
+        e_loo = self.errors(LeaveOneOut(), self.columns(0), 0)
+        mse = float(mse_N[known].mean()) if known.any() else np.nan
+        a2, a2_loo = self._a2(mse), self._a2(_mean(e_loo))
+        # Task-level errors are independent: a jackknife of the ratio of means.
+        rest_s2 = leave_one_out_means(self.s2_N)
+        rest_mse = leave_one_out_means(np.where(known, mse_N, np.nan))
+        with_level = self.has_repeats and self.s2 > 0 and a2 > 0
+        se = jackknife_error(np.log(rest_s2) - np.log(rest_s2 + rest_mse)) if with_level else np.nan
+        loo = self.score(LeaveOneOut()).b_eff
+        se_loo = (np.log(loo.high) - np.log(loo.low)) / 2 / t_quantile(n - 1) if np.isfinite(loo.low) else np.nan
+        b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
+        df = max(n - 1, 1)
+        return Score(
+            label=label,
+            b_eff=log_interval(b_eff, se, df),
+            ratio=log_interval(a2_loo / a2 if a2 > 0 else np.nan, float(np.hypot(se, se_loo)), df),
+            mse=mse,
+            advantage_variance=a2,
+            explained=1 - mse / self.tau2 if self.has_repeats and self.tau2 > 0 else np.nan,
+            dead=np.nan,
+            window=0,
+            window_asked=0,
+            method=method,
+            scored_as="",
+            n_batches=0,
+            needs=needs,
+        )
+
+
+def check_scorable(rollouts: Rollouts, batch_size: int) -> None:
+    """Refuse a table that no batch can be drawn from, in a sentence.
+
+    Raises:
+        InputError: one task only, fewer tasks than the batch size, or a batch size below 2.
+    """
+    n, where = rollouts.n_tasks, rollouts.source or None
+    if batch_size < 2:
+        raise InputError(
+            f"batch size must be at least 2, not {batch_size}: a batch of one has no other rollout to compare with"
+        )
+    if n == 1:
+        raise InputError(
+            f"only one task ({rollouts.n_rollouts} rollouts of it): baselines are compared over tasks. If there should "
+            "be more, check --task-key and --prompt-key",
+            file=where,
+        )
+    if n < batch_size:
+        raise InputError(
+            f"{n} tasks, fewer than the batch size of {batch_size}: collect more tasks or pass --batch-size {n}",
+            file=where,
+        )
+    if len(np.unique(rollouts.tasks.prompt_keys)) == 1:
+        raise InputError(
+            f"all {n} tasks have the same prompt, so no rollout has another task to compare with", file=where
+        )
+
+
+def _mean(e: FloatArray) -> float:
+    return float(np.nanmean(e)) if np.isfinite(e).any() else np.nan
+
+
+def _means(e: FloatArray) -> FloatArray:
+    """Mean of each batch (K,), NaN for a batch without targets, without numpy's warning."""
+    known = np.isfinite(e)
+    count = known.sum(axis=1)
+    return np.divide(np.where(known, e, 0.0).sum(axis=1), count, out=np.full(len(e), np.nan), where=count > 0)
