@@ -109,7 +109,7 @@ class FakeServer:
                     self.close_connection = True
                     self.connection.close()
                 elif trouble == "hang":
-                    fake._stop.wait(3600)
+                    fake._stop.wait(30)
                     self.close_connection = True
                 elif trouble is not None:
                     self.reply(trouble[0], trouble[2], trouble[1])

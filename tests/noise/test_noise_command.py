@@ -14,6 +14,7 @@ from rollonce.baselines import NoBaseline, family_mean  # noqa: E402
 from rollonce.cli import main  # noqa: E402
 
 SMALL = ["noise", "--n-tasks", "16", "-G", "3", "-B", "4", "--window", "8", "--batches", "200"]
+SMALL += ["--replications", "4", "--coordinates", "2000"]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +36,15 @@ def files(tmp_path_factory):
 
 
 def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypatch):
-    from rollonce.noise import gradients as noise_gradients
+    from rollonce.noise import session
 
-    calls, real = [], noise_gradients.score_gradients
+    calls, real = [], session.score_gradients
 
     def spy(*given, **options):
         calls.append((options["weights"], real(*given, **options)))
         return calls[-1][1]
 
-    monkeypatch.setattr(noise_gradients, "score_gradients", spy)
+    monkeypatch.setattr(session, "score_gradients", spy)
     argv = [
         *SMALL,
         "--json",
@@ -66,6 +67,10 @@ def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypat
     rows = {r["label"]: r for r in out["rows"]}
     # The saved one is the family's mean under another name.
     assert rows["mine"]["ratio"] == rows["same family"]["ratio"]
+    for row in out["rows"]:
+        assert set(row["progress"]) == set(row["equivalent_batch"]) == {"value", "low", "high"}
+    assert set(out["exponents"]) == {"plain", "adam"}
+    assert 0 < out["exponents"]["plain"]["exponent"]["low"] < out["exponents"]["plain"]["exponent"]["high"] < 6
     assert rows["LOO mean"]["ratio"] == {"value": 1, "low": 1, "high": 1}
     assert rows["FlashREINFORCE batch mean"]["scored_as"] == "LOO mean"
     assert {NoBaseline().label, "constant 0.5", "Kriging", "same family+level", "oracle (true mean)"} <= set(rows)
@@ -79,6 +84,33 @@ def test_json_with_a_saved_baseline_and_a_lagged_policy(files, capsys, monkeypat
     assert out["verdict"]
     assert out["winner"]
     assert [g["group_size"] for g in out["groups"]] == [2]
+
+
+def test_progress_of_every_kind_of_arm_and_the_exponent_that_score_reads(tmp_path, capsys):
+    config = tmp_path / "run.toml"
+    config.write_text('[train]\nbeta2 = 0.9\nmax_grad_norm = 0.5\n[arms.loo]\nbaseline = "loo"\n')
+    saved, page = tmp_path / "exponent.json", tmp_path / "page.html"
+    argv = ["noise", "--n-tasks", "24", "-G", "8", "-B", "8", "--batches", "200", "--replications", "4", "--seed", "3"]
+    argv += ["--coordinates", "4000", "--arms", "critic_token", "--arms", "grpo", "--arms", "ridge", "--json"]
+    assert main([*argv, "--config", str(config), "--save", str(saved), "--report", str(page)]) == 0
+    out = json.loads(capsys.readouterr().out)
+    rows = {r["label"]: r for r in out["rows"]}
+    assert out["progress"]["optimizer"] == {
+        "kind": "adam",
+        "beta1": 0.9,
+        "beta2": 0.9,
+        "epsilon": 1e-8,
+        "max_grad_norm": 0.5,
+    }
+    assert [point["batch_size"] for point in out["progress"]["curve"]] == [4, 6, 8, 12]
+    for label in ("critic, token level", "RLOO, 2 x 4", "oracle (true mean)", "ridge critic, window 512"):
+        assert rows[label]["progress"]["low"] < rows[label]["progress"]["value"] < rows[label]["progress"]["high"]
+    assert rows["FlashREINFORCE batch mean"]["progress"]["value"] == pytest.approx(1, abs=0.02)
+    assert "Progress of the optimizer" in page.read_text()
+    from rollonce.scoring.exponent import read_exponent
+
+    assert read_exponent(str(saved)) == out["exponents"]["adam"]["exponent"]["value"]
+    assert read_exponent(str(saved), "plain") == out["exponents"]["plain"]["exponent"]["value"]
 
 
 def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
@@ -105,6 +137,9 @@ def test_table_and_page(capsys, tmp_path):
         assert outside not in html
     out = capsys.readouterr().out
     for words in (
+        "what a step feels",
+        "Arithmetic noise of the gradient",
+        "grow as the surprisal to the power",
         "LOO mean",
         "predicted",
         "rollouts do not covary",
@@ -120,7 +155,12 @@ def test_table_and_page(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--n-tasks", "20"], "at least twice the batch size, 64"),
+        (["--n-tasks", "20"], "at least three times the batch size, 96"),
+        (["--replications", "7"], "--replications must be an even number"),
+        (["--arms", "nonsense"], "nonsense"),
+        (["--max-grad-norm", "-1"], "--max-grad-norm"),
+        (["--template", "no place"], "--template must hold {prompt}"),
+        (["--config", "absent.toml"], "absent.toml"),
         (["-G", "1"], "--rollouts must be at least 2"),
         (["--temperature", "0"], "above 0"),
         (["--batches", "10"], "at least 100"),

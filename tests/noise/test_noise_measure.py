@@ -13,8 +13,8 @@ from rollonce.baselines import Constant, FlashReinforce, LeaveOneOut, NoBaseline
 from rollonce.errors import InputError
 from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
 from rollonce.noise.moments import lag_effect
-from rollonce.noise.quantities import Design
 from rollonce.rollouts import Rollouts
+from rollonce.scoring.quantities import Design
 from rollonce.scoring.recipe import drawn_baselines
 
 B = 4
@@ -352,12 +352,6 @@ def test_default_baselines_and_the_joint_column():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (
-            lambda: measure_noise(
-                Rollouts.from_groups([[0, 1]] * 7, [f"t{i}" for i in range(7)]), np.eye(14), [], batch_size=4
-            ),
-            "at least 8 tasks",
-        ),
         (
             lambda: measure_noise(
                 Rollouts.from_groups([[1, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(16), [], batch_size=4

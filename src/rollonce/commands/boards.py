@@ -23,7 +23,7 @@ _messages: Any = None
 
 
 class Settings(NamedTuple):
-    """How boards are computed; ``saved`` are baseline files to put on each."""
+    """How boards are computed; ``saved`` are baseline files to put on each, ``exponent`` is of the surprisal."""
 
     batch_size: int = 32
     window: int = 512
@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     seed: int = 0
     held_out: float = 0.0
     saved: tuple[str, ...] = ()
+    exponent: float | None = None
 
 
 def score_tables(tables: Sequence[Rollouts], settings: Settings, jobs: int | None, bars: Bars) -> list[Board]:
@@ -72,6 +73,7 @@ def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, i
         resamples=settings.resamples,
         seed=settings.seed,
         held_out=settings.held_out,
+        exponent=settings.exponent,
         progress=tell,
     )
     for path, baseline in zip(settings.saved, saved, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
@@ -138,10 +138,30 @@ def _settings(args: Args) -> Settings:
         raise InputError(f"--extra is no JSON ({error}); write it as '{{\"top_k\": -1}}'") from None
     if not isinstance(extra, dict):
         raise InputError(f"--extra must be a JSON object, as in '{{\"top_k\": -1}}', not {args.extra!r}")
-    own: dict[str, Any] = {"tasks_from": source, "n_tasks": args.tasks, "n_rollouts": args.rollouts, "extra": extra}
-    own["max_tokens"] = args.max_tokens if args.max_tokens is not None else 96 if embedded else 2048
-    alike = {f.name for f in fields(Settings)} & {f.name for f in fields(Args)} - own.keys()
-    return Settings(**own, **{name: getattr(args, name) for name in alike})
+    same = (
+        "policy",
+        "out",
+        "url",
+        "api",
+        "split",
+        "seed",
+        "temperature",
+        "log_probs",
+        "system",
+        "template",
+        "grader",
+        "columns",
+        "time_limit",
+    )
+    same += ("device", "batch_rows", "concurrency", "retries", "timeout", "key_env", "price_in", "price_out")
+    return Settings(
+        tasks_from=source,
+        n_tasks=args.tasks,
+        n_rollouts=args.rollouts,
+        max_tokens=args.max_tokens if args.max_tokens is not None else 96 if embedded else 2048,
+        extra=extra,
+        **{name: getattr(args, name) for name in same},
+    )
 
 
 def _progress(settings: Settings, bars: Bars) -> Callable[[Store, int], None]:

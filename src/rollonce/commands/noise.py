@@ -1,4 +1,4 @@
-"""``rollonce noise``: gradient noise of every baseline at a fixed policy, measured, beside what B_eff predicts."""
+"""``rollonce noise``: what a training step feels of each baseline at a fixed policy, beside what B_eff predicts."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from rollonce.errors import InputError
 from rollonce.tasks import SPLITS, source_usages, split_named
 
 if TYPE_CHECKING:
-    from rollonce.noise.gradients import ScoreGradients
-    from rollonce.noise.report import NoiseReport
+    from rollonce.noise.session import MeasurementSettings
     from rollonce.policies import TransformersPolicy
-    from rollonce.rollouts import Rollouts
     from rollonce.tasks import TaskSet
 
 HELP = """\
-Does B_eff tell the truth here? A baseline's effective batch size is derived from
-its squared advantages alone; what training feels is the noise of the gradient.
-This measures it: rollouts of a policy on hold-out tasks, the gradient of
-each, batches of B tasks with one rollout each, common to all baselines. Beside
-it stands what B_eff predicts, and each approximation of the derivation on its
-own: covariance of rollouts, score norm against advantage, signal against noise,
-sampler against trainer. Needs the extra: pip install 'rollonce[train]'.
-
-Noise below 1 is less than that of the in-batch leave-one-out mean (LOO).
+What does a training step feel of a baseline? Rollouts of a policy on hold-out
+tasks, the gradient of each, and the optimizer's own steps from batches of B
+tasks with one rollout each, common to all baselines: how far do they point
+along the true gradient (progress, relative to the in-batch leave-one-out mean,
+LOO), and how large a batch would LOO need for that (equivalent batch)? Beside
+it stand B_eff, which counts squared errors of rewards alone, and the arithmetic
+noise of the gradient with each approximation of B_eff's derivation on its own.
+Needs the extra: pip install 'rollonce[train]'.
 
 Examples:
   rollonce noise
-      The policy and tasks that come with rollonce: about a minute.
-  rollonce noise --baseline baseline.json --json
-      A baseline that `rollonce tune` saved, among the others, on test tasks.
+      The policy and tasks that come with rollonce: about three CPU minutes.
+  rollonce noise --baseline baseline.json --arms critic_token --json
+      A baseline that `rollonce tune` saved and a trained value head as well.
+  rollonce noise --config run.toml --save exponent.json
+      With the optimizer of a training configuration; the exponent that
+      `rollonce score --exponent exponent.json` predicts progress with.
   rollonce noise --policy ./my-model --tasks gsm8k:./gsm8k --n-tasks 128
       Your own; on a GPU with --device cuda --bf16. --lora-rank 32 for adapters.
   rollonce noise --lagged ./checkpoint-of-8-steps-ago
-      The same again with rollouts of an older policy: what staleness does.
+      The noise again with rollouts of an older policy: what staleness does.
 """
 _Name = arg(metavar="NAME", help_behavior_hint="")
 
@@ -53,9 +53,10 @@ class Args:
     """Which of its splits: train, holdout or test. Default: holdout; with --baseline test, which `collect`
     leaves alone."""
     n_tasks: Annotated[int, arg(metavar="N")] = 256
-    """Tasks; at least twice the batch size. What a window holds are the others of them."""
-    rollouts: Annotated[int, arg(metavar="G", aliases=["-G"])] = 8
-    """Rollouts of each task, at least 2; 3 for the oracle, 8 to measure groups of 8."""
+    """Tasks; at least three times the batch size. What a window holds are the others of them."""
+    rollouts: Annotated[int, arg(metavar="G", aliases=["-G"])] = 16
+    """Rollouts of each task, at least 2; 3 for the oracle, 8 to measure groups of 8. The true gradient is estimated
+    from all of them: with few, intervals are wide."""
     batch_size: Annotated[int, arg(metavar="B", aliases=["-B"])] = 32
     """Rollouts in a step, one per task."""
     window: Annotated[int, arg(metavar="ROWS")] = 512
@@ -64,6 +65,20 @@ class Args:
     """Common batches behind each value."""
     baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
     """A saved baseline to measure as well, as it was fitted."""
+    arms: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME")] = ()
+    """Another baseline by the name that training configurations use, or critic_token (a value head)."""
+    config: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """A training configuration (TOML): its optimizer and clipping, unless said otherwise here."""
+    optimizer: Annotated[Literal["adam", "sgd", "normalised-sgd"], arg(metavar="NAME")] = "adam"
+    """Whose step: adam, sgd or normalised-sgd (a step of length one)."""
+    max_grad_norm: Annotated[float | None, arg(metavar="NORM", help_behavior_hint="")] = None
+    """Clip the gradient's norm to this first; 0 for no clipping. Default: 1, as `rollonce train` does."""
+    replications: Annotated[int, arg(metavar="R")] = 24
+    """Weightings of the tasks behind the intervals of progress, an even number."""
+    coordinates: Annotated[int, arg(metavar="D")] = 16_000
+    """Parameters, chosen at random, whose steps are followed."""
+    save: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write the exponent of the surprisal, for `rollonce score --exponent`."""
     aggregation: Annotated[Literal["token", "sequence"], arg(metavar="HOW")] = "token"
     """The loss's: token (sum over all tokens by one denominator) or sequence (mean of each rollout first)."""
     metric: Annotated[Literal["plain", "adam"], arg(metavar="HOW")] = "plain"
@@ -77,6 +92,8 @@ class Args:
     does."""
     sketch: Annotated[int, arg(metavar="D")] = 16384
     """Numbers kept of each gradient (relative error sqrt(2/D)); 0 keeps all."""
+    template: Annotated[str, arg(metavar="TEXT", help_behavior_hint="")] = "{prompt}"
+    """What the policy reads, with {prompt} in it: few-shot examples, an instruction."""
     lora_rank: Annotated[int, arg(metavar="R")] = 0
     """Gradients of fresh adapters of this rank instead of all weights."""
     grader: Annotated[str, _Name] = "exact"
@@ -104,31 +121,48 @@ def run(args: Args) -> int:
         InputError: for anything wrong with options, policy, tasks or rewards.
     """
     from rollonce.commands.saved import load_saved
-    from rollonce.files import check_writable
+    from rollonce.files import check_writable, plain_json, write_json_file
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
 
     _check(args)
-    check_writable(args.report)
+    check_writable(args.report, args.save)
+    from rollonce.noise.session import measure_policy
+    from rollonce.scoring.exponent import exponent_document
+
     saved = [load_saved(path) for path in args.baseline]
+    settings = _settings(args)
     with Bars() as bars:
         tasks = _tasks(args)
         policy = _policy(args, args.policy)
-        on = _measure(args, policy, policy, tasks, saved, bars, "")
+        measured = measure_policy(policy, tasks, settings, baselines=saved, tell=bars.tell)
         if saved:
-            on = (on[0], on[1], on[2]._replace(notes=[_seen(args), *on[2].notes]))
+            notes = [_seen(args), *measured.noise.notes]
+            measured = measured._replace(noise=measured.noise._replace(notes=notes))
         lagged = lag = None
         if args.lagged is not None:
             from rollonce.noise.moments import lag_effect
 
-            lagged = _measure(
-                args, policy, _policy(args, args.lagged, sampler=True), tasks, saved, bars, "lagged: ", on[1]
+            sampler = _policy(args, args.lagged, sampler=True)
+            lagged = measure_policy(
+                policy,
+                tasks,
+                settings,
+                baselines=saved,
+                sampler=sampler,
+                like=measured.gradients,
+                tell=lambda what, *rest: bars.tell(f"lagged: {what}", *rest),
             )
-            lag = lag_effect((on[0], on[1].sketches_RD, on[2]), (lagged[0], lagged[1].sketches_RD, lagged[2]))
+            lag = lag_effect(*((m.rollouts, m.gradients.sketches_RD, m.noise) for m in (measured, lagged)))
+    for which in (measured, lagged):
+        if which is not None and which.grader_failures:
+            remark(f"the grader failed on {which.grader_failures}")
+    if args.save:
+        exponents = {e.metric: plain_json(e) for e in measured.exponents}
+        write_json_file(args.save, exponent_document(exponents, args.policy))
     if args.report:
         from rollonce.reports.noise_page import write_noise_page
 
-        late = (lagged[2], lagged[1], lag) if lagged is not None else (None, None, None)
-        write_noise_page(args.report, on[2], on[1], command_line("noise"), *late)
+        write_noise_page(args.report, measured, command_line("noise"), lagged, lag)
     if args.json:
         from rollonce import __version__
         from rollonce.reports.noise import noise_json
@@ -136,18 +170,18 @@ def run(args: Args) -> int:
         document: dict[str, Any] = {
             "rollonce": __version__,
             "command": command_line("noise"),
-            "settings": _settings(args),
+            "settings": _plain_settings(args),
         }
-        document |= noise_json(on[2], on[1])
+        document |= noise_json(measured)
         if lagged is not None and lag is not None:
-            document["lagged"] = noise_json(lagged[2], lagged[1], lag)
+            document["lagged"] = noise_json(lagged, lag)
         print_json(document)
     else:
         from rollonce.reports.noise import print_noise
 
-        print_noise(out(), on[2], on[1], lagged[2] if lagged else None, lagged[1] if lagged else None, lag)
-    if args.report:
-        remark(f"wrote {args.report}")
+        print_noise(out(), measured, lagged, lag)
+    for path in filter(None, (args.report, args.save)):
+        remark(f"wrote {path}")
     return 0
 
 
@@ -164,14 +198,28 @@ def _check(args: Args) -> None:
         "sketch": 0,
         "lora_rank": 0,
         "sample_rows": 1,
+        "replications": 4,
+        "coordinates": 100,
     }
     for name, bound in {**least, "seed": 0}.items():
         if getattr(args, name) < bound:
             raise InputError(f"--{name.replace('_', '-')} must be at least {bound}, not {getattr(args, name)}")
     if _split(args) not in SPLITS:
         raise InputError(f"--split must be one of {', '.join(SPLITS)}, not {args.split!r}")
-    if args.n_tasks < 2 * args.batch_size:
-        raise InputError(f"--n-tasks must be at least twice the batch size, {2 * args.batch_size}, not {args.n_tasks}")
+    if args.n_tasks < 3 * args.batch_size:
+        raise InputError(
+            f"--n-tasks must be at least three times the batch size, {3 * args.batch_size}, not {args.n_tasks}: "
+            "batches "
+            "come from one half of the tasks, the true gradient from the other"
+        )
+    if args.replications % 2:
+        raise InputError(f"--replications must be an even number, not {args.replications}: they come in mirrored pairs")
+    if args.max_grad_norm is not None and args.max_grad_norm < 0:
+        raise InputError(f"--max-grad-norm must be at least 0, not {args.max_grad_norm:g}")
+    if "{prompt}" not in args.template:
+        raise InputError(f"--template must hold {{prompt}}, where the task's prompt goes; it is {args.template!r}")
+    if args.policy == "embedded" and args.template != "{prompt}":
+        raise InputError("the embedded policy reads prompts as they are: leave --template out")
     if not args.temperature > 0:
         raise InputError(
             f"--temperature must be above 0, not {args.temperature:g}: a greedy policy has no gradient noise"
@@ -183,7 +231,34 @@ def _check(args: Args) -> None:
         )
 
 
-def _settings(args: Args) -> dict[str, Any]:
+def _settings(args: Args) -> MeasurementSettings:
+    from rollonce.noise.optimizers import OptimizerSettings
+    from rollonce.noise.session import MeasurementSettings
+    from rollonce.training.config import TrainConfig
+    from rollonce.training.loading import load_config
+
+    train = load_config(args.config).train if args.config else TrainConfig()
+    limit = train.max_grad_norm if args.max_grad_norm is None else args.max_grad_norm or None
+    optimizer = OptimizerSettings(args.optimizer, train.beta1, train.beta2, train.epsilon, limit)
+    return MeasurementSettings(
+        rollouts=args.rollouts,
+        batch_size=args.batch_size,
+        window=args.window,
+        batches=args.batches,
+        replications=args.replications,
+        optimizer=optimizer.checked(),
+        arms=args.arms,
+        aggregation=args.aggregation,
+        metric=args.metric,
+        sketch=args.sketch,
+        coordinates=args.coordinates,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+
+
+def _plain_settings(args: Args) -> dict[str, Any]:
     return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__} | {
         "split": _split(args)
     }
@@ -229,64 +304,8 @@ def _policy(args: Args, source: str, sampler: bool = False) -> TransformersPolic
     from rollonce.policies import LoraSettings, TransformersPolicy, load_embedded
 
     options: dict[str, Any] = {"device": args.device, "bf16": args.bf16, "sample_rows": args.sample_rows}
+    if args.template != "{prompt}":
+        options["prompt_template"] = args.template
     if args.lora_rank and not sampler:
         options["lora"] = LoraSettings(args.lora_rank, seed=args.seed)
     return load_embedded(**options) if source == "embedded" else TransformersPolicy.load(source, **options)
-
-
-def _measure(
-    args: Args,
-    policy: TransformersPolicy,
-    sampler: TransformersPolicy,
-    tasks: TaskSet,
-    saved: list[Any],
-    bars: Bars,
-    name: str,
-    like: ScoreGradients | None = None,
-) -> tuple[Rollouts, ScoreGradients, NoiseReport]:
-    """Sample and measure; in the metric of ``like``, where given."""
-    from rollonce.noise.gradients import score_gradients
-    from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
-    from rollonce.rollouts import Rollouts
-    from rollonce.tasks import grade
-
-    every = [task for task in tasks for _ in range(args.rollouts)]
-    bars.tell(f"{name}sampling", "", 0, 1)
-    samples = sampler.sample(
-        [t.prompt for t in every], max_new_tokens=args.max_new_tokens, temperature=args.temperature, generator=args.seed
-    )
-    bars.tell(f"{name}sampling", "", 1, 1)
-    grades = grade(every, samples.texts, truncated=samples.truncated_B.tolist())
-    if grades.n_failed:
-        remark(f"{name}the grader failed on {grades.n_failed} of {len(every)} rollouts (reward 0): {grades.counts}")
-    known = tasks.as_tasks()
-    columns = with_joint_column({c: known.column(c).tolist() for c in known.column_names})
-    groups = [grades.rewards[i : i + args.rollouts] for i in range(0, len(every), args.rollouts)]
-    table = Rollouts.from_groups(
-        groups, known.prompts, task_ids=[str(t) for t in known.task_ids], columns=columns, name=tasks.name
-    )
-    if len(set(grades.rewards)) == 1:
-        raise InputError(
-            f"all {len(every)} rollouts earned {grades.rewards[0]:g}: there is no noise to compare on these tasks"
-        )
-    gradients = score_gradients(
-        policy,
-        samples,
-        aggregation=args.aggregation,
-        metric=args.metric,
-        buckets=args.sketch,
-        seed=args.seed,
-        weights=like.weights if like is not None else None,
-        progress=lambda done, total: bars.tell(f"{name}gradients", "", done, total),
-    )
-    report = measure_noise(
-        table,
-        gradients.gram_RR,
-        [*noise_baselines(table, args.window), *saved],
-        lengths_R=gradients.lengths_R,
-        batch_size=args.batch_size,
-        n_batches=args.batches,
-        seed=args.seed,
-        progress=lambda what, done, total: bars.tell(f"{name}noise", what, done, total),
-    )
-    return table, gradients, report

@@ -11,6 +11,7 @@ from rollonce.commands.boards import Settings, score_tables
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
+from rollonce.scoring.exponent import read_exponent
 
 HELP = """\
 Which baseline predicts best on these tasks, and how large a batch does it make
@@ -55,6 +56,9 @@ class Args:
     """Score only this share of the tasks, with features fitted on the others."""
     baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
     """A saved baseline to put on the board as well, as it was fitted."""
+    exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """How squared gradient norms grow with the surprisal: what `rollonce noise --save` wrote, or a number. For rollouts
+    with log-probabilities, whose training step is then predicted."""
     together: Flag = False
     """All FILES are one table."""
     separate: Flag = False
@@ -116,7 +120,16 @@ def _settings(args: Args) -> Settings:
         raise InputError(f"--held-out is a share of the tasks, at least 0 and below 1, not {args.held_out:g}")
     if args.jobs is not None and args.jobs < 1:
         raise InputError(f"--jobs must be at least 1, not {args.jobs}")
-    return Settings(args.batch_size, args.window, args.batches, args.resamples, args.seed, args.held_out, args.baseline)
+    return Settings(
+        batch_size=args.batch_size,
+        window=args.window,
+        n_batches=args.batches,
+        resamples=args.resamples,
+        seed=args.seed,
+        held_out=args.held_out,
+        saved=args.baseline,
+        exponent=read_exponent(args.exponent) if args.exponent is not None else None,
+    )
 
 
 def _say_how_files_were_taken(args: Args, groups: list[tuple[str, ...]]) -> None:

@@ -12,7 +12,7 @@ Shapes: ``_R`` rollouts, ``_T`` tokens, ``_P`` parameters, ``_D`` buckets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -57,6 +57,9 @@ class ScoreGradients(NamedTuple):
             D)`` is expected.
         on_policy: Sampler against trainer.
         weights: What each parameter's gradient was multiplied by; None for the plain metric.
+        coordinates_RD: The plain gradients on randomly chosen parameters, float32: what a coordinate-wise optimizer
+            sees of them.
+        surprisals_R: ``-log pi`` of each rollout under the policy whose gradient it is (nats).
     """
 
     gram_RR: FloatArray
@@ -66,7 +69,9 @@ class ScoreGradients(NamedTuple):
     buckets: int
     sketch_error: float
     on_policy: OnPolicy
-    weights: list[Tensor] | None = None
+    weights: list[Tensor] | None
+    coordinates_RD: np.ndarray
+    surprisals_R: FloatArray
 
 
 class Sketch:
@@ -108,8 +113,10 @@ def score_gradients(
     aggregation: Aggregation = "token",
     metric: Metric = "plain",
     buckets: int = 16384,
+    coordinates: int = 20_000,
     seed: int = 0,
     weights: list[Tensor] | None = None,
+    token_weights: Sequence[FloatArray] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreGradients:
     """Gradients of ``sum_t ratio_t`` of each trajectory: the loss's own, per unit of advantage.
@@ -126,9 +133,12 @@ def score_gradients(
         metric: ``plain``, or ``adam``: every parameter in units of its own root mean square gradient over the R
             rollouts (with a floor of 1e-4 of all parameters'), as Adam's steps see it. Takes two passes.
         buckets: D; 0 keeps whole gradients (R x P float32).
-        seed: Of the sketch: two calls with one seed can be compared by their sketches.
+        coordinates: How many randomly chosen parameters to keep the plain gradients of; all of them if there are fewer.
+        seed: Of the sketch and of the chosen parameters: two calls with one seed can be compared by their sketches.
         weights: With ``adam``: those of another call, in place of these rollouts' own. Two samplers' noise is a ratio
             of one quantity only in one metric.
+        token_weights: Advantages of each rollout's tokens (T_r,), for arms that have them: the gradient is then that of
+            ``sum_t weight_t ratio_t``.
         progress: Called with (done, R).
 
     Raises:
@@ -153,6 +163,9 @@ def score_gradients(
         )
     sketches_RD = torch.empty((len(samples), sketch.size), dtype=torch.float32)
     norms_R = np.empty(len(samples))
+    surprisals_R = np.empty(len(samples))
+    chosen = _chosen_parameters(n_parameters, coordinates, seed)
+    coordinates_RD = np.empty((len(samples), len(chosen)), dtype=np.float32)
     lengths_R = samples.lengths_B.double().numpy()
     log_ratios: list[Tensor] = []
     own = metric == "adam" and weights is None
@@ -162,13 +175,14 @@ def score_gradients(
         weights = None
     if own:
         squares = [torch.zeros_like(p) for p in parameters]
-        for i, grads, _ in _each(policy, samples, parameters, aggregation):
+        for i, grads, _, _ in _each(policy, samples, parameters, aggregation, token_weights):
             for total, g in zip(squares, grads, strict=True):
                 total.addcmul_(g, g, value=1 / len(samples))
             tell(i + 1, passes * len(samples))
         floor = 1e-4 * float(np.sqrt(sum(float(x.sum()) for x in squares) / n_parameters))
         weights = [1 / (x.sqrt() + max(floor, 1e-30)) for x in squares]
-    for i, grads, log_ratio_BT in _each(policy, samples, parameters, aggregation):
+    for i, grads, log_ratio_BT, surprisals_R[i] in _each(policy, samples, parameters, aggregation, token_weights):
+        coordinates_RD[i] = torch.cat([g.reshape(-1) for g in grads])[chosen.to(grads[0].device)].float().cpu().numpy()
         if weights is not None:
             grads = [g * w for g, w in zip(grads, weights, strict=True)]
         sketches_RD[i] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
@@ -188,25 +202,48 @@ def score_gradients(
     )
     gram_RR[np.diag_indices(len(samples))] = norms_R
     return ScoreGradients(
-        gram_RR, sketches_RD.numpy(), lengths_R, n_parameters, sketch.buckets, error, _on_policy(log_ratios), weights
+        gram_RR=gram_RR,
+        sketches_RD=sketches_RD.numpy(),
+        lengths_R=lengths_R,
+        n_parameters=n_parameters,
+        buckets=sketch.buckets,
+        sketch_error=error,
+        on_policy=_on_policy(log_ratios),
+        weights=weights,
+        coordinates_RD=coordinates_RD,
+        surprisals_R=surprisals_R,
     )
 
 
+def _chosen_parameters(n_parameters: int, n_chosen: int, seed: int) -> Tensor:
+    """Positions of the parameters whose gradients are kept, in random order: stretches of them are samples as well."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randperm(n_parameters, generator=generator)[:n_chosen]
+
+
 def _each(
-    policy: Any, samples: Samples, parameters: list[Tensor], aggregation: Aggregation
-) -> Iterator[tuple[int, list[Tensor], Tensor]]:
-    """(position, gradient by tensor, log ratio of its tokens) of every rollout."""
+    policy: Any,
+    samples: Samples,
+    parameters: list[Tensor],
+    aggregation: Aggregation,
+    token_weights: Sequence[FloatArray] | None,
+) -> Iterator[tuple[int, list[Tensor], Tensor, float]]:
+    """(position, gradient by tensor, log ratio of its tokens, surprisal) of every rollout."""
     mean_length = samples.n_tokens / len(samples)
     for i in range(len(samples)):
         one = samples.take([i])
         log_probs_BT = policy.evaluate(one).log_probs_BT
         log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
         scale = 1 / (mean_length if aggregation == "token" else one.n_tokens)
-        grads = torch.autograd.grad(torch.exp(log_ratio_BT).sum() * scale, parameters, allow_unused=True)
+        ratio_BT = torch.exp(log_ratio_BT)
+        if token_weights is not None:
+            ratio_BT = ratio_BT[:, : len(token_weights[i])] * torch.as_tensor(token_weights[i]).to(ratio_BT)
+        grads = torch.autograd.grad(ratio_BT.sum() * scale, parameters, allow_unused=True)
         yield (
             i,
             [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)],
             log_ratio_BT.detach(),
+            -float(log_probs_BT.detach().double().sum()),
         )
 
 

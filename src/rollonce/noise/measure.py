@@ -40,10 +40,10 @@ from rollonce.baselines import (
 from rollonce.errors import InputError
 from rollonce.kernels import Buckets
 from rollonce.noise.moments import between_within, group_row, task_moments
-from rollonce.noise.quantities import Design, Quantity
 from rollonce.noise.report import Approximations, NoiseReport, NoiseRow
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate, Scorer, cross_fit
+from rollonce.scoring.quantities import Design, Quantity
 from rollonce.scoring.recipe import drawn_baselines
 
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollonce.noise.quantities import Design, Quantity
 from rollonce.noise.report import Lag, NoiseGroup, NoiseReport
 from rollonce.rollouts import FloatArray, Rollouts
 from rollonce.scoring import Estimate, dead_group_fraction
+from rollonce.scoring.quantities import Design, Quantity
 
 _MAX_SUBSETS = 70
 

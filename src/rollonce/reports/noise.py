@@ -11,26 +11,50 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rollonce.noise.gradients import OnPolicy, ScoreGradients
+from rollonce.files import plain_json
+from rollonce.noise.gradients import OnPolicy
 from rollonce.noise.report import Lag, NoiseReport, NoiseRow
-from rollonce.scoring import Estimate
+from rollonce.noise.session import Measurement
+from rollonce.reports.progress import (
+    TRUSTED_TOP_SHARE,
+    curve_line,
+    exponent_lines,
+    how_measured,
+    merged_rows,
+    progress_json,
+    progress_table,
+    progress_verdict,
+    rank_agreement,
+    trust_line,
+    with_interval,
+)
 
 
 def print_noise(
-    console: Console,
-    report: NoiseReport,
-    gradients: ScoreGradients,
-    lagged: NoiseReport | None = None,
-    lagged_gradients: ScoreGradients | None = None,
-    lag: Lag | None = None,
+    console: Console, measured: Measurement, lagged: Measurement | None = None, lag: Lag | None = None
 ) -> None:
-    """Headline, baselines, groups, approximations, and the lagged sampler where there is one."""
-    r = report
+    """Progress first; then the arithmetic noise, groups, approximations, and the lagged sampler where there is one."""
+    r, gradients = measured.noise, measured.gradients
     console.print()
     console.print(
-        Text("gradient noise", style="bold"),
+        Text("what a step feels", style="bold"),
         Text(f"  batches of {r.batch_size}, {r.n_tasks} tasks x {r.group_size}", style="dim"),
     )
+    if measured.progress is not None:
+        for sentence in progress_verdict(measured.progress, r):
+            console.print(Text(sentence))
+        console.print()
+        console.print(progress_table(measured.progress, r))
+        console.print(Text(how_measured(measured.progress), style="dim"))
+        console.print(Text(curve_line(measured.progress), style="dim"))
+    if measured.exponents:
+        console.print()
+    for line in exponent_lines(measured.exponents):
+        console.print(Text(line))
+    console.print()
+    console.print(Text("Arithmetic noise of the gradient", style="bold"))
+    top = r.approximations.norm_top_share
+    console.print(Text(trust_line(top), style="yellow" if top > TRUSTED_TOP_SHARE else ""))
     for sentence in verdict(r):
         console.print(Text(sentence))
     console.print(
@@ -45,13 +69,13 @@ def print_noise(
         )
     )
     console.print()
-    console.print(_rows(r.rows, lagged))
+    console.print(_rows(r.rows, lagged.noise if lagged else None))
     if any(row.scored_as for row in r.rows):
         console.print(Text("* counts its own reward; measured as its leave-one-out twin", style="dim"))
     console.print(
         Text(
-            "noise: trace of the batch gradient's covariance over that of LOO, below 1 is better. predicted: E[A^2] "
-            "over LOO's, what B_eff says. off by: noise over predicted. of it, norms: the part that comes from score "
+            "noise: trace of the batch gradient's covariance over that of LOO, below 1 is less. predicted: E[A^2] "
+            "over LOO's, what B_eff says. off by: noise over predicted. norms: the part of it that comes from score "
             "norms going with advantages. B_eff meas.: B times the oracle's noise over its own.",
             style="dim",
         )
@@ -61,7 +85,7 @@ def print_noise(
         console.print(
             Text(
                 f"Groups of G at the same {r.batch_size} rollouts (RLOO; GRPO without std is the same up to its "
-                "scale; without: no baseline at all):",
+                "scale):",
                 style="dim",
             )
         )
@@ -69,12 +93,13 @@ def print_noise(
     console.print()
     console.print(Text("The derivation's approximations, at the LOO mean", style="bold"))
     console.print(_approximations(r, gradients.on_policy))
-    if lagged is not None and lagged_gradients is not None and lag is not None:
+    if lagged is not None and lag is not None:
         console.print()
         console.print(Text("Rollouts of the lagged policy", style="bold"))
-        for line in lag_lines(lag, lagged_gradients.on_policy):
+        for line in lag_lines(lag, lagged.gradients.on_policy):
             console.print(Text(line))
-    for i, note in enumerate(r.notes):
+    notes = [*(measured.progress.notes if measured.progress else []), *r.notes]
+    for i, note in enumerate(notes):
         console.print(Padding(Text(f"Note: {note}", style="yellow"), (1 if i == 0 else 0, 0, 0, 0)))
 
 
@@ -96,12 +121,6 @@ def verdict(report: NoiseReport) -> list[str]:
         "agreement."
         + (f" Correlation of log noise with its prediction: {together:.2f}." if np.isfinite(together) else "")
     ]
-    top = report.approximations.norm_top_share
-    if top > 0.2:
-        out.append(
-            f"A hundredth of the rollouts carries {top:.0%} of all squared gradient norms: a few decide, and intervals "
-            "may be too short."
-        )
     if report.winner == report.predicted_winner:
         out.append(f"Least noise that can be had: {report.winner}, as predicted.")
     else:
@@ -117,7 +136,7 @@ def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
         f"worth {ratio.effective_share:.0%} of the rollouts.",
         f"Noise of LOO is {lag.noise:.2f} times that on-policy; "
         + (
-            f"the true gradient keeps its direction by a cosine of {plain(lag.cosine)}."
+            f"the true gradient keeps its direction by a cosine of {with_interval(lag.cosine)}."
             if np.isfinite(lag.cosine.value)
             else (
                 "whether the true gradient keeps its direction cannot be told, for it is lost in the noise: more tasks "
@@ -125,15 +144,6 @@ def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
             )
         ),
     ]
-
-
-def plain(e: Estimate, digits: int = 2) -> str:
-    """A value with its interval."""
-    if not np.isfinite(e.value):
-        return "-"
-    if not np.isfinite(e.low):
-        return f"{e.value:.{digits}f}"
-    return f"{e.value:.{digits}f} [{e.low:.{digits}f}, {e.high:.{digits}f}]"
 
 
 def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
@@ -154,9 +164,9 @@ def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
         off = "yellow" if not exact and (r.gap.low > 1 or r.gap.high < 1) else ""
         cells = [
             Text(r.label + ("*" if r.scored_as else "")),
-            Text("1" if exact else plain(r.ratio), style=style),
+            Text("1" if exact else with_interval(r.ratio), style=style),
             Text(f"{r.predicted.value:.2f}"),
-            Text("1" if exact else plain(r.gap), style=off),
+            Text("1" if exact else with_interval(r.gap), style=off),
             Text(f"{r.norm_to_loo.value:.2f}"),
             Text(f"{r.b_eff:.1f}"),
             Text(f"{r.b_eff_measured.value:.1f}" if np.isfinite(r.b_eff_measured.value) else "-"),
@@ -178,7 +188,12 @@ def _groups(report: NoiseReport) -> Table:
     for g in report.groups:
         dead = f"{g.dead:.0%}" if np.isfinite(g.dead) else "-"
         table.add_row(
-            f"{g.group_size}", f"{g.tasks_per_step:g}", plain(g.ratio), plain(g.predicted), plain(g.ratio_none), dead
+            f"{g.group_size}",
+            f"{g.tasks_per_step:g}",
+            with_interval(g.ratio),
+            with_interval(g.predicted),
+            with_interval(g.ratio_none),
+            dead,
         )
     return table
 
@@ -187,8 +202,12 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
     """(what is assumed, what was measured, how to read it)."""
     a = report.approximations
     rows = [
-        ("rollouts do not covary", plain(a.cross, 4), "share of the noise; 0 if it holds"),
-        ("score norm and advantage unrelated", plain(a.norm), "E[A^2 |g|^2] / (E[A^2] E[|g|^2]); 1 if it holds"),
+        ("rollouts do not covary", with_interval(a.cross, 4), "share of the noise; 0 if it holds"),
+        (
+            "score norm and advantage unrelated",
+            with_interval(a.norm),
+            "E[A^2 |g|^2] / (E[A^2] E[|g|^2]); 1 if it holds",
+        ),
         (
             "  |g|^2 above over below the mean reward",
             f"{a.norm_good_to_bad:.2f}",
@@ -201,7 +220,7 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
         ),
         (
             "noise far above signal",
-            plain(a.signal, 4),
+            with_interval(a.signal, 4),
             f"|true gradient|^2 over the noise of {report.batch_size} rollouts; 0 if it holds",
         ),
         (
@@ -212,7 +231,11 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
     ]
     if np.isfinite(a.rho.value):
         rows.append(
-            ("between tasks over within (rho)", plain(a.rho, 3), "decides between one rollout per task and groups")
+            (
+                "between tasks over within (rho)",
+                with_interval(a.rho, 3),
+                "decides between one rollout per task and groups",
+            )
         )
     if np.isfinite(a.denominator_cv):
         meaning = "sd over mean: left out by one denominator for all batches"
@@ -230,12 +253,21 @@ def _approximations(report: NoiseReport, ratio: OnPolicy) -> Table:
     return table
 
 
-def noise_json(report: NoiseReport, gradients: ScoreGradients, lag: Lag | None = None) -> dict[str, Any]:
-    """Everything that ``--json`` prints."""
-    out = report._asdict() | {
+def noise_json(measured: Measurement, lag: Lag | None = None) -> dict[str, Any]:
+    """Everything as plain JSON; what is not finite is null. Every row has ``progress`` and ``equivalent_batch``."""
+    report, gradients = measured.noise, measured.gradients
+    document = plain_json(report) | {
+        "rows": merged_rows(measured.progress, report),
         "verdict": verdict(report),
         "winner": report.winner,
         "predicted_winner": report.predicted_winner,
-        "gradients": {k: getattr(gradients, k) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")},
+        "gradients": {
+            k: plain_json(getattr(gradients, k)) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")
+        },
+        "exponents": {e.metric: plain_json(e) for e in measured.exponents},
     }
-    return out | ({"lag": lag} if lag is not None else {})
+    if measured.progress is not None:
+        document["progress"] = progress_json(measured.progress)
+        document["verdict"] = progress_verdict(measured.progress, report) + document["verdict"]
+        document["rank_correlation_with_b_eff"] = rank_agreement(measured.progress, report)
+    return document | ({"lag": plain_json(lag)} if lag is not None else {})

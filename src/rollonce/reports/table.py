@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rollonce.reports.bars import axis, bar_range, can_draw, draw_bar, encodable
-from rollonce.reports.words import beats, interval, moments_sentence, number, precision, verdict
+from rollonce.reports.words import (
+    beats,
+    interval,
+    moments_sentence,
+    number,
+    precision,
+    step_sentences,
+    verdict,
+    with_interval,
+)
 from rollonce.scoring import Board, GroupScore, Score
 
 GROUPS = (
@@ -35,6 +44,12 @@ def print_board(console: Console, board: Board) -> None:
     twins = [s for s in board.scores if s.scored_as]
     if twins:
         console.print(Text("* counts its own reward; scored as its leave-one-out twin", style="dim"))
+    if board.steps:
+        console.print()
+        console.print(Text("What a training step feels, predicted from log-probabilities", style="bold"))
+        for sentence in step_sentences(board):
+            console.print(Text(encodable(console, sentence)))
+        console.print(step_table(console, board))
     if board.apart:
         console.print()
         console.print(
@@ -89,6 +104,27 @@ def score_table(
             *(Text(encodable(console, c), style=style if i >= len(level) else "") for i, c in enumerate(cells)),
             bar,
         )
+    return table
+
+
+def step_table(console: Console, board: Board) -> Table:
+    """Predicted progress over LOO's and the equivalent batch, most first; for each exponent of its own."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("baseline", overflow="fold", max_width=24 if console.width <= 110 else None)
+    several = len(next(iter(board.steps.values()))) > 1
+    for p in next(iter(board.steps.values())):
+        power = f" (S^{p.exponent:g})" if several else ""
+        table.add_column(f"progress / LOO{power}", justify="right", no_wrap=True)
+        if not several:
+            table.add_column("equivalent batch", justify="right", no_wrap=True)
+    ranked = sorted(board.scores, key=lambda s: -(s.progress.value if s.progress is not None else -math.inf))
+    for score in ranked:
+        cells = []
+        for p in board.steps.get(score.label, []):
+            cells.append(with_interval(p.progress))
+            if not several:
+                cells.append(with_interval(p.equivalent_batch, 0) + ("*" if p.beyond_curve else ""))
+        table.add_row(*(Text(encodable(console, cell)) for cell in (score.label, *cells)))
     return table
 
 

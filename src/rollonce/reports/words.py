@@ -70,6 +70,29 @@ def beats(score: Score) -> bool | None:
     return score.ratio.low > 1
 
 
+def step_sentences(board: Board) -> list[str]:
+    """Which baseline is predicted to make the best training step, and whether that is B_eff's choice; none where
+    rollouts have no log-probabilities."""
+    known = [s for s in board.scores if s.progress is not None and math.isfinite(s.progress.value)]
+    if not known or board.loo is None:
+        return []
+    best = max(known, key=lambda s: s.progress.value if s.progress is not None else -math.inf)
+    assert best.progress is not None
+    assert best.equivalent_batch is not None
+    exponent = board.settings.get("exponent")
+    how = f"exponent {exponent:g}" if exponent is not None else "exponent not measured, so of 1 and 2 both"
+    if best.label == board.loo.label:
+        return [f"No baseline is predicted to make a better step than {best.label} ({how})."]
+    first = (
+        f"Best predicted step: {best.label}, {with_interval(best.progress)} times the progress of "
+        f"{board.loo.label}, as "
+        f"with a batch of {with_interval(best.equivalent_batch, 0)} instead of {board.batch_size} ({how})."
+    )
+    same = board.best.label == best.label
+    second = "B_eff has the same first." if same else f"B_eff has another first: {board.best.label}."
+    return [first, second]
+
+
 def verdict(board: Board) -> Verdict:
     """The best baseline of a board in a sentence, and whether it can be told apart from the LOO mean."""
     ranked = [s for s in board.scores if math.isfinite(s.ratio.value)]

@@ -17,8 +17,14 @@ from rollonce.scoring.crossfit import FOLDS, CrossFitted, cross_fit
 from rollonce.scoring.estimator import Score, Scorer
 from rollonce.scoring.groups import GroupScore, group_scores
 from rollonce.scoring.moments import Moments, loo_b_eff, moments
+from rollonce.scoring.step_prediction import UNMEASURED, StepPrediction, StepPredictor, between
 
 CURVE_SIZES = (8, 16, 32, 64, 128)
+NO_LOG_PROBS = (
+    "B_eff counts squared errors of rewards, every rollout alike; what a training step feels depends on gradients too. "
+    "These rollouts carry no log-probabilities to predict that from: log their sum for each rollout as log_prob "
+    "(`rollonce collect` does), or measure it with `rollonce noise`."
+)
 
 
 @dataclass
@@ -36,6 +42,8 @@ class Board:
         difficulty: Task means (N,), for the histogram.
         notes: Sentences that the reader must know (windows cut short, no repeats, equal rewards ...).
         settings: How it was computed: batches, resamples, seed, window.
+        steps: What is predicted of a training step, label -> a prediction for each exponent; empty without
+            log-probabilities.
     """
 
     name: str
@@ -49,6 +57,7 @@ class Board:
     difficulty: list[float]
     notes: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, list[StepPrediction]] = field(default_factory=dict)
 
     @property
     def loo(self) -> Score | None:
@@ -76,6 +85,7 @@ def score_rollouts(
     resamples: int = 100,
     seed: int = 0,
     held_out: float = 0.0,
+    exponent: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     on_score: Callable[[Score], None] | None = None,
 ) -> Board:
@@ -94,6 +104,8 @@ def score_rollouts(
         n_batches, resamples, seed: See `Scorer`.
         held_out: With a fraction in (0, 1): features are fitted on the other tasks and only this fraction is scored as
             targets. What learns from rewards is left out then.
+        exponent: Of the surprisal, as `rollonce noise` measures it, for rollouts with log-probabilities; without it
+            progress is predicted for 1 and for 2, and a note says where the two disagree.
         progress: Called with (label, done, total).
         on_score: Called with each score as it comes, in the order of the baselines.
 
@@ -115,6 +127,8 @@ def score_rollouts(
     # Its own scorer: each fold needs its own solves, and batches that share their window share them.
     few, fewer = min(n_batches, 600), min(resamples, 24)
     crossfit_scorer = replace(scorer, n_batches=few, resamples=fewer, n_batches_expensive=few, shared_windows=True)
+    predictor, why_not = _step_predictor(scorer, exponent)
+    steps: dict[str, list[StepPrediction]] = {}
     total = len(chosen) + len(fitted)
     scores: list[Score] = []
     served: dict[str, Baseline | CrossFitted] = {}
@@ -136,6 +150,10 @@ def score_rollouts(
             left_out.append(f"{baseline.label} was left out: {error}")
             continue
         score = (crossfit_scorer if isinstance(ready, CrossFitted) else scorer).score(ready)
+        if predictor is not None and not score.needs:
+            steps[score.label] = predictor.predict(ready)
+            of_step, equivalent = between(steps[score.label])
+            score = score._replace(progress=of_step, equivalent_batch=equivalent)
         served[score.label] = ready
         scores.append(score)
         if on_score:
@@ -153,6 +171,7 @@ def score_rollouts(
             "The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks "
             "taught it."
         )
+    notes += _step_notes(steps, exponent, why_not)
     return Board(
         name=rollouts.name,
         source=rollouts.source,
@@ -164,8 +183,50 @@ def score_rollouts(
         curve=_curve(rollouts, m, served, usable, seed) if best else {},
         difficulty=[float(x) for x in rollouts.means_N],
         notes=notes,
-        settings={"n_batches": n_batches, "resamples": resamples, "seed": seed, "window": window, "held_out": held_out},
+        settings={
+            "n_batches": n_batches,
+            "resamples": resamples,
+            "seed": seed,
+            "window": window,
+            "held_out": held_out,
+            "exponent": exponent,
+        },
+        steps=steps,
     )
+
+
+def _step_predictor(scorer: Scorer, exponent: float | None) -> tuple[StepPredictor | None, str]:
+    """The predictor of training steps, or why there is none."""
+    if np.ptp(scorer.rollouts.rewards_R) == 0:
+        return None, ""
+    if scorer.rollouts.log_probs_R is None:
+        return None, NO_LOG_PROBS
+    try:
+        return StepPredictor(scorer, UNMEASURED if exponent is None else (exponent,)), ""
+    except InputError as error:
+        return None, f"What a training step feels is not predicted: {error.message}."
+
+
+def _step_notes(steps: dict[str, list[StepPrediction]], exponent: float | None, why_not: str) -> list[str]:
+    """Why steps are not predicted, or where the two exponents disagree about one."""
+    if why_not or exponent is not None or not steps:
+        return [why_not] if why_not else []
+    split = [
+        label
+        for label, (one, two) in steps.items()
+        if (one.progress.value - 1) * (two.progress.value - 1) < 0 and max(_sureness(one), _sureness(two)) > 0.01
+    ]
+    note = (
+        "The exponent of the surprisal was not measured for this policy (rollonce noise --save exponent.json, then "
+        "--exponent exponent.json): progress is predicted for 1 and for 2"
+    )
+    return [
+        f"{note}. They disagree about {', '.join(split)}." if split else f"{note}, which agree about every baseline."
+    ]
+
+
+def _sureness(prediction: StepPrediction) -> float:
+    return abs(float(np.log(prediction.progress.value)))
 
 
 def _cross_fit(baseline: Baseline, rollouts: Rollouts, seed: int, held_out: float) -> CrossFitted:

@@ -49,6 +49,8 @@ class Score(NamedTuple):
         scored_as: Label of the leave-one-out twin that stood in, or "".
         n_batches: Batches behind the value.
         needs: "" if it can be used at one rollout per task, else ``repeats``, ``groups`` or ``extra rollouts``.
+        progress: Of a training step over LOO's, as predicted from log-probabilities; None where there are none.
+        equivalent_batch: The batch with which LOO would make that progress.
     """
 
     label: str
@@ -64,6 +66,8 @@ class Score(NamedTuple):
     scored_as: str
     n_batches: int
     needs: str
+    progress: Estimate | None = None
+    equivalent_batch: Estimate | None = None
 
 
 class _Comparison(NamedTuple):
@@ -219,6 +223,10 @@ class Scorer:
         # A run is worth its while only where many batches can share a solve.
         runs = self.shared_windows and window >= 4 * self.batch_size and n_batches >= 200
         return (draw_runs if runs else draw_batches)(self.n_tasks, self.batch_size, window, n_batches, rng)
+
+    def batches_for(self, baseline: Baseline | CrossFitted, window: int) -> int:
+        """How many of the common batches a baseline is scored on: fewer where it is expensive."""
+        return self._effort(baseline, window).n_batches
 
     def _effort(self, baseline: Baseline | CrossFitted, window: int) -> Effort:
         asked = Effort(self.n_batches, self.resamples, self.batches_per_resample)

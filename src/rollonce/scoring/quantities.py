@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.stats
 
-from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray
 from rollonce.scoring.moments import Estimate
 
@@ -34,23 +33,12 @@ class Design:
 
     Args:
         tasks_KB: Positions of the tasks, distinct within a batch.
-        n_tasks: N.
-
-    Raises:
-        InputError: for fewer than twice the batch size in tasks: who is in a batch says too little then about a task's
-            influence.
+        n_tasks: N, above B. With fewer than 2 B who is in a batch says little about a task's influence, and intervals
+            are rough.
     """
 
     tasks_KB: IntArray
     n_tasks: int
-
-    def __post_init__(self) -> None:
-        b = self.tasks_KB.shape[1]
-        if self.n_tasks < 2 * b:
-            raise InputError(
-                f"noise at batches of {b} needs at least {2 * b} tasks, not {self.n_tasks}: sample more, or lower "
-                "--batch-size"
-            )
 
     def of_batches(self, values_K: FloatArray) -> Quantity:
         """The mean of a per-batch value."""

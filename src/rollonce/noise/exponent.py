@@ -1,0 +1,115 @@
+"""How a rollout's squared gradient norm grows with its surprisal, measured: what `score` needs to predict a step.
+
+``log |g|^2 = constant + exponent * log S`` by least squares over rollouts, with ``S = -log pi(rollout)``; the exponent
+lies between 1 (the tokens' scores add up incoherently) and 2 (they point the same way) and belongs to a policy, so it
+is measured and never assumed. docs/mathematics.md, "What a step feels".
+
+Shapes: ``_R`` rollouts in task order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray, IntArray
+from rollonce.scoring import Estimate
+
+_RESAMPLES = 200
+
+
+class SurprisalExponent(NamedTuple):
+    """The power of the surprisal that a squared gradient norm follows, in one metric.
+
+    Attributes:
+        metric: ``plain``, or ``adam``: every parameter in units of its own root mean square gradient.
+        exponent: With its 95% interval over tasks.
+        correlation: Of the two logarithms.
+        rest: Standard deviation of what the power leaves of ``log |g|^2``; ``total``: before.
+        right_over_wrong: What it leaves between rollouts above and below the mean reward: the difference of the mean
+            of ``log |g|^2`` (nats), 0 if surprisal says it all.
+        n_rollouts: Behind it.
+    """
+
+    metric: str
+    exponent: Estimate
+    correlation: float
+    rest: float
+    total: float
+    right_over_wrong: Estimate
+    n_rollouts: int
+
+
+def fit_exponent(
+    squared_norms_R: FloatArray,
+    surprisals_R: FloatArray,
+    rewards_R: FloatArray,
+    task_R: IntArray,
+    *,
+    metric: str = "plain",
+    seed: int = 0,
+) -> SurprisalExponent:
+    """Fit the exponent, with intervals from resampling tasks.
+
+    Args:
+        squared_norms_R: ``|g|^2`` of each rollout.
+        surprisals_R: ``-log pi`` of each rollout, in nats.
+        rewards_R: Their rewards.
+        task_R: The task of each.
+        metric: A name for the result.
+        seed: Of the resampling.
+
+    Raises:
+        InputError: fewer than 20 rollouts with a positive norm and surprisal, or surprisals all equal.
+    """
+    used = (squared_norms_R > 0) & (surprisals_R > 0) & np.isfinite(surprisals_R)
+    if used.sum() < 20 or np.ptp(np.log(surprisals_R[used])) < 1e-9:
+        raise InputError(
+            f"the exponent of the surprisal needs at least 20 rollouts with a gradient and different surprisals; here "
+            f"are {int(used.sum())}"
+        )
+    x, y = np.log(surprisals_R[used]), np.log(squared_norms_R[used])
+    good, task = rewards_R[used] > rewards_R[used].mean(), task_R[used]
+    slope, gap = _fit(x, y, good)
+    rest = y - y.mean() - slope * (x - x.mean())
+    rng = np.random.default_rng([seed, 51])
+    tasks = np.unique(task)
+    rows_of = {t: np.flatnonzero(task == t) for t in tasks}
+    draws = []
+    for _ in range(_RESAMPLES):
+        at = np.concatenate([rows_of[t] for t in rng.choice(tasks, len(tasks))])
+        draws.append(_fit(x[at], y[at], good[at]))
+    low, high = np.nanpercentile(np.array(draws), [2.5, 97.5], axis=0)
+    return SurprisalExponent(
+        metric=metric,
+        exponent=Estimate(slope, float(low[0]), float(high[0])),
+        correlation=float(np.corrcoef(x, y)[0, 1]),
+        rest=float(rest.std()),
+        total=float(y.std()),
+        right_over_wrong=Estimate(gap, float(low[1]), float(high[1])),
+        n_rollouts=int(used.sum()),
+    )
+
+
+def _fit(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float]:
+    centred = x - x.mean()
+    slope = float(centred @ (y - y.mean()) / max(float(centred @ centred), 1e-300))
+    rest = y - slope * x
+    gap = float(rest[good].mean() - rest[~good].mean()) if good.any() and not good.all() else float("nan")
+    return slope, gap
+
+
+def adam_squared_norms(coordinates_RD: np.ndarray, n_parameters: int) -> FloatArray:
+    """``|g|^2`` with every parameter in units of its own root mean square gradient, from D random parameters of P (R,).
+
+    A parameter whose gradient is below 1e-4 of the typical one counts in units of that floor.
+    """
+    squares_RD = np.square(coordinates_RD, dtype=np.float64)
+    scale_D = np.sqrt(squares_RD.mean(axis=0))
+    scale_D += max(1e-4 * float(np.sqrt((scale_D**2).mean())), 1e-150)
+    return (squares_RD / scale_D**2).sum(axis=1) * (n_parameters / coordinates_RD.shape[1])
+
+
+__all__ = ["SurprisalExponent", "adam_squared_norms", "fit_exponent"]

@@ -1,0 +1,204 @@
+"""One policy, one set of tasks: sample, take gradients, and measure noise, progress and the surprisal's exponent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollonce.baselines import Baseline
+from rollonce.baselines.catalogue import named_baseline
+from rollonce.errors import InputError
+from rollonce.noise.contenders import default_contenders, gradient_sample, token_critic
+from rollonce.noise.exponent import SurprisalExponent, adam_squared_norms, fit_exponent
+from rollonce.noise.gradients import Aggregation, Metric, ScoreGradients, score_gradients
+from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
+from rollonce.noise.optimizers import OptimizerSettings
+from rollonce.noise.progress import Contender, NoDirectionError, ProgressReport, measure_progress
+from rollonce.noise.report import NoiseReport
+from rollonce.rollouts import Rollouts
+from rollonce.tasks import TaskSet, grade
+
+TOKEN_CRITIC_ARM = "critic_token"
+Tell = Callable[[str, str, int, int], None]
+
+
+@dataclass(frozen=True)
+class MeasurementSettings:
+    """How a policy is measured.
+
+    Attributes:
+        rollouts: Of each task.
+        batch_size: B.
+        window: Rows of earlier steps for the baselines that keep any.
+        batches: Common batches behind each value of the arithmetic noise.
+        replications, steps: See `rollonce.noise.progress.measure_progress`.
+        optimizer: Whose step progress is measured of.
+        arms: Names of the catalogue to measure as well, ``critic_token`` among them.
+        aggregation, metric, sketch, coordinates: See `rollonce.noise.gradients.score_gradients`.
+        max_new_tokens, temperature: Of sampling.
+        seed: Of everything random.
+    """
+
+    rollouts: int = 16
+    batch_size: int = 32
+    window: int = 512
+    batches: int = 4000
+    replications: int = 24
+    steps: int = 60
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    arms: tuple[str, ...] = ()
+    aggregation: Aggregation = "token"
+    metric: Metric = "plain"
+    sketch: int = 16384
+    coordinates: int = 16_000
+    max_new_tokens: int = 96
+    temperature: float = 1.0
+    seed: int = 0
+
+
+class Measurement(NamedTuple):
+    """Everything that was measured of one policy.
+
+    Attributes:
+        rollouts: The table, with log-probabilities.
+        gradients: Of its rollouts.
+        noise: The arithmetic noise of every baseline at one rollout per task.
+        progress: Of the optimizer's step; None where the rollouts are another policy's, or too few for it (a note of
+            ``noise`` says so).
+        exponents: How squared gradient norms grow with the surprisal, plain and in Adam's metric.
+        grader_failures: Rollouts that the grader failed on, in words; "" for none.
+    """
+
+    rollouts: Rollouts
+    gradients: ScoreGradients
+    noise: NoiseReport
+    progress: ProgressReport | None
+    exponents: list[SurprisalExponent]
+    grader_failures: str
+
+
+def measure_policy(
+    policy: Any,
+    tasks: TaskSet,
+    settings: MeasurementSettings,
+    *,
+    baselines: Sequence[Baseline] = (),
+    sampler: Any = None,
+    like: ScoreGradients | None = None,
+    tell: Tell = lambda *_: None,
+) -> Measurement:
+    """Sample ``settings.rollouts`` of every task and measure.
+
+    Args:
+        policy: Whose gradients; a `rollonce.policies.TransformersPolicy`.
+        tasks: Graded tasks.
+        settings: How.
+        baselines: Fitted ones to measure besides the usual.
+        sampler: An older policy that samples in its place; then progress is not measured.
+        like: Gradients of another call whose metric to take.
+        tell: Called with (what, detail, done, total).
+
+    Raises:
+        InputError: all rewards equal, an unknown arm, or anything that the measurements refuse.
+    """
+    s = settings
+    named = [name for name in s.arms if name != TOKEN_CRITIC_ARM]
+    extra = [(name, named_baseline(name)) for name in named]
+    every = [task for task in tasks for _ in range(s.rollouts)]
+    tell("sampling", "", 0, 1)
+    samples = (sampler or policy).sample(
+        [t.prompt for t in every], max_new_tokens=s.max_new_tokens, temperature=s.temperature, generator=s.seed
+    )
+    tell("sampling", "", 1, 1)
+    grades = grade(every, samples.texts, truncated=samples.truncated_B.tolist())
+    failures = f"{grades.n_failed} of {len(every)} rollouts (reward 0): {grades.counts}" if grades.n_failed else ""
+    table = _table(tasks, grades.rewards, samples.log_probs_BT.double().sum(dim=1).numpy(), s.rollouts)
+    if np.ptp(table.rewards_R) == 0:
+        raise InputError(
+            f"all {len(every)} rollouts earned {table.rewards_R[0]:g}: there is no noise to compare on these tasks"
+        )
+    gradients = score_gradients(
+        policy,
+        samples,
+        aggregation=s.aggregation,
+        metric=s.metric,
+        buckets=s.sketch,
+        coordinates=s.coordinates,
+        seed=s.seed,
+        weights=like.weights if like is not None else None,
+        progress=lambda done, total: tell("gradients", "", done, total),
+    )
+    usual = [*noise_baselines(table, s.window), *baselines]
+    usual += [b.fit(table.tasks) for _, b in extra if not (b.tags.needs_groups or b.tags.needs_repeats)]
+    noise = measure_noise(
+        table,
+        gradients.gram_RR,
+        usual,
+        lengths_R=gradients.lengths_R,
+        batch_size=s.batch_size,
+        n_batches=s.batches,
+        seed=s.seed,
+        progress=lambda what, done, total: tell("noise", what, done, total),
+    )
+    if sampler is not None:
+        return Measurement(table, gradients, noise, None, [], failures)
+    contenders = default_contenders(table, usual, s.batch_size)
+    for name, baseline in extra:
+        if baseline.tags.needs_repeats:
+            raise InputError(f"--arm {name} needs tasks that come again, and here every batch has other tasks")
+        if baseline.tags.needs_groups:
+            size = min(8, s.rollouts, s.batch_size // 2)
+            contenders.append(Contender(f"{baseline.label}, groups of {size}", baseline, group_size=size))
+    if TOKEN_CRITIC_ARM in s.arms:
+        options = {"aggregation": s.aggregation, "buckets": s.sketch, "coordinates": s.coordinates, "seed": s.seed}
+        count = lambda done, total: tell("gradients of the critic's tokens", "", done, total)  # noqa: E731
+        contenders.append(token_critic(policy, samples, table, progress=count, **options))
+    try:
+        progress = measure_progress(
+            table,
+            gradient_sample(gradients),
+            contenders,
+            s.optimizer,
+            batch_size=s.batch_size,
+            replications=s.replications,
+            steps=s.steps,
+            seed=s.seed,
+            progress=lambda what, done, total: tell(what, "", done, total),
+        )
+    except NoDirectionError as error:
+        progress = None
+        noise = noise._replace(notes=[f"Progress could not be measured: {error.message}.", *noise.notes])
+    return Measurement(table, gradients, noise, progress, fitted_exponents(table, gradients, s.seed), failures)
+
+
+def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> list[SurprisalExponent]:
+    """In the plain metric and in Adam's, from the chosen parameters."""
+    task_R = np.repeat(np.arange(table.n_tasks), table.group_sizes_N)
+    d = gradients.coordinates_RD.shape[1]
+    squares_RD = np.square(gradients.coordinates_RD, dtype=np.float64)
+    plain_R = np.diag(gradients.gram_RR) if gradients.weights is None else squares_RD.sum(axis=1)
+    norms = {"plain": plain_R, "adam": adam_squared_norms(gradients.coordinates_RD, max(gradients.n_parameters, d))}
+    return [
+        fit_exponent(norms_R, gradients.surprisals_R, table.rewards_R, task_R, metric=metric, seed=seed)
+        for metric, norms_R in norms.items()
+    ]
+
+
+def _table(tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, g: int) -> Rollouts:
+    known = tasks.as_tasks()
+    columns = with_joint_column({c: known.column(c).tolist() for c in known.column_names})
+    groups = [rewards[i : i + g] for i in range(0, len(rewards), g)]
+    return Rollouts.from_groups(
+        groups,
+        known.prompts,
+        task_ids=[str(t) for t in known.task_ids],
+        columns=columns,
+        name=tasks.name,
+        log_probs=[log_probs_R[i : i + g] for i in range(0, len(rewards), g)],
+    )
+
+
+__all__ = ["TOKEN_CRITIC_ARM", "Measurement", "MeasurementSettings", "fitted_exponents", "measure_policy"]
