@@ -202,3 +202,4 @@ def test_another_label_and_a_vocabulary_that_stays(saved):
         kept.fit(["entirely other words"])
         assert list(kept.kernel.feature.vocabulary_) == terms
     assert list(loaded.fit(["entirely other words"]).kernel.feature.vocabulary_) == ["entirely", "other", "words"]
+    assert list(named.kernel.feature.vocabulary_) == terms

@@ -111,9 +111,9 @@ class Baseline(Component):
         return self.type
 
     def named(self, label: str, *, keep_fit: bool = False) -> Self:
-        """The same baseline under another label; with ``keep_fit`` its `fit` does nothing more, so that it keeps the
-        vocabulary that it brings. Label and promise are of this object, not of its file."""
-        other = copy.copy(self)
+        """A copy under another label; with ``keep_fit`` its `fit` does nothing more, so that it keeps the vocabulary
+        that it brings. Label and promise are of this object, not of a file that it is saved to."""
+        other = copy.deepcopy(self)
         other._given_label, other._keeps_fit = label, keep_fit
         return other
 
