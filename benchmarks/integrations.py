@@ -41,7 +41,7 @@ def hook_alone(rows: int, steps: int) -> None:
     median."""
     table = datasets.load("rg_easy_gemma3_27b_G3")
     prompts, rewards = table.tasks.prompts, table.rewards_R[table.offsets_N1[:-1]]
-    print(f"the hook alone, {rows} rollouts a step        median      mean of {steps} steps")
+    print(f"the hook alone, {rows} rollouts per step        median      mean of {steps} steps")
     for name, baseline in baselines().items():
         hook, rng, taken = AdvantageHook(baseline, warn=False), np.random.default_rng(0), []
         hook.fit(prompts)
@@ -63,7 +63,7 @@ def in_trl(steps: int, folder: Path) -> None:
 
     train, _, reward = load_data(15)
     settings = {**COMMON, "eval_strategy": "no", "eval_on_start": False}
-    print(f"inside TRL, 32 rollouts a step              a step       hook      share ({steps} steps)")
+    print(f"inside TRL, 32 rollouts per step              a step       hook      share ({steps} steps)")
     for name in ("LOO mean", "TF-IDF kernel, window 512", "self-tuning of the example"):
         model, tokenizer = load_model()
         args = SingleRolloutGRPOConfig(str(folder), max_steps=steps, **settings)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollonce.policies import EMBEDDED_MAX_NEW_TOKENS, embedded_directory
 from rollonce.tasks import TaskSet, grade, load_tasks
 
-# What both arms have in common: 32 rollouts a step, Adam at a constant rate, held-out reward every 20 steps.
+# What both arms have in common: 32 rollouts per step, Adam at a constant rate, held-out reward every 20 steps.
 COMMON: dict[str, Any] = {
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 240,

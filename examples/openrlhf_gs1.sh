@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# OpenRLHF with one rollout a prompt and a tuned baseline, on one node of 8 GPUs. Needs openrlhf[vllm] and rollonce in one environment.
+# OpenRLHF with one rollout per prompt and a tuned baseline, on one node of 8 GPUs. Needs openrlhf[vllm] and rollonce in one environment.
 #   rollonce tune rollouts.jsonl --out baseline.json
 #   examples/openrlhf_gs1.sh baseline.json reward_func.py [more flags of OpenRLHF]
 # Its own command line behind ours; the estimator asked for is the one whose batch mean the baseline replaces.

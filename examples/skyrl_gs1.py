@@ -1,4 +1,4 @@
-"""SkyRL with one rollout a task and a tuned baseline. Needs GPUs, Python 3.12, skyrl[fsdp] and rollonce in one
+"""SkyRL with one rollout per task and a tuned baseline. Needs GPUs, Python 3.12, skyrl[fsdp] and rollonce in one
 environment.
 
     rollonce tune rollouts.jsonl --out baseline.json

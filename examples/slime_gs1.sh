@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# slime (and miles) with one rollout a task and a tuned baseline. Not run here: the adapter is tested on a stand-in only.
+# slime (and miles) with one rollout per task and a tuned baseline. Not run here; what was: docs/integrations.md.
 #   rollonce tune rollouts.jsonl --out baseline.json
 #   examples/slime_gs1.sh baseline.json [your model, data and cluster flags, as in slime's own scripts]
 # rollonce must be installed where the rollout manager runs (the head node). History: SAVE/rollonce.json.

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="gsm8k:hub", help="gsm8k:DIR, gsm8k:hub, jsonl:FILE or reasoning-gym:NAME")
     parser.add_argument("--baseline", default="gs1_tfidf")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=32, help="tasks a step, one rollout each")
+    parser.add_argument("--batch", type=int, default=32, help="tasks per step, one rollout each")
     parser.add_argument("--max-tokens", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=3e-5)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""TRL's GRPO as it comes, on the embedded policy: 4 tasks x 8 rollouts a step. The twin of examples/trl_gs1.py.
+"""TRL's GRPO as it comes, on the embedded policy: 4 tasks x 8 rollouts per step. The twin of examples/trl_gs1.py.
 
 python examples/trl_grpo.py --steps 60 --seed 0
 """

@@ -1,4 +1,4 @@
-"""TRL with one rollout a task and the self-tuning baseline, on the embedded policy: 32 tasks x 1 rollout a step.
+"""TRL with one rollout per task and the self-tuning baseline, on the embedded policy: 32 tasks x 1 rollout per step.
 
     python examples/trl_gs1.py --steps 60 --seed 0        # a few minutes on one CPU core
     python examples/trl_gs1.py --baseline baseline.json   # what `rollonce tune` wrote

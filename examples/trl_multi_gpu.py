@@ -1,4 +1,4 @@
-"""TRL + accelerate + vLLM on several GPUs, one rollout a task: GSM8K with a tuned baseline.
+"""TRL + accelerate + vLLM on several GPUs, one rollout per task: GSM8K with a tuned baseline.
 
     rollonce tune rollouts.jsonl --out baseline.json
     accelerate launch --num_processes 4 examples/trl_multi_gpu.py --baseline baseline.json --model

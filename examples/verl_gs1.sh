@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# verl with one rollout a task and a tuned baseline: GSM8K, Qwen2.5-0.5B, one node. Needs a GPU, verl[vllm] and rollonce in one environment.
+# verl with one rollout per task and a tuned baseline: GSM8K, Qwen2.5-0.5B, one node. Needs a GPU, verl[vllm] and rollonce in one environment.
 #   rollonce tune rollouts.jsonl --out baseline.json      # once, on rollouts you have
 #   examples/verl_gs1.sh baseline.json [more settings of verl]
 # verl finds rollonce by itself (entry point verl.plugins); the two lines that matter are marked. The history lies in its checkpoints.

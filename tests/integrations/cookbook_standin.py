@@ -29,8 +29,17 @@ class Observation:
 
 
 @dataclass
+class Action:
+    """``TokensWithLogprobs``: one log-probability per token, or None for all."""
+
+    tokens: list[int]
+    maybe_logprobs: list[float] | None
+
+
+@dataclass
 class Transition:
     ob: Observation
+    ac: Action
     reward: float
 
 
@@ -53,7 +62,7 @@ class TrajectoryGroup:
 
 
 class Tokenizer:
-    """One token a character."""
+    """One token per character."""
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(map(chr, tokens))
@@ -95,21 +104,24 @@ def render(question: str) -> str:
     return f"User: How many r's are in strawberry? Box it.\n\nAssistant: 3\n\nUser: {question} Box it.\n\nAssistant:"
 
 
-def group_of(question: str, rewards: list[float], finals: list[float] | None = None) -> TrajectoryGroup:
+def group_of(
+    question: str, rewards: list[float], finals: list[float] | None = None, log_probs: list[float] | None = None
+) -> TrajectoryGroup:
     tokens = [ord(c) for c in render(question)]
-    trajectories = [Trajectory([Transition(Observation([Chunk(tokens)]), r)]) for r in rewards]
+    action = Action([48] * len(log_probs or []), log_probs)
+    trajectories = [Trajectory([Transition(Observation([Chunk(tokens)]), action, r)]) for r in rewards]
     return TrajectoryGroup(trajectories, finals or [0.0] * len(rewards), [{} for _ in rewards])
 
 
 # ---- the loop
 
 SENT: list[list[list[float]]] = []
-"""Advantages that reached the data of each step, a list a group."""
+"""Advantages that reached the data of each step, one list per group."""
 PRINTED: list[list[float]] = []
 CREATED: list[str] = []
 """What a run has made on the service."""
 STEPS: list[list[tuple[ProblemBuilder, TrajectoryGroup]]] = []
-"""What sampling will give, a list a step."""
+"""What sampling will give, one list per step."""
 
 
 def compute_advantages(trajectory_groups_P: list[TrajectoryGroup]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from surprise import MeanSurprise
 
 from rollonce.baselines import (
     Batch,
@@ -300,3 +301,26 @@ def test_a_checkpoint_of_another_baseline_and_a_damaged_one_are_refused(tmp_path
     with pytest.raises(InputError, match="damaged"):
         hook.load(tmp_path / "worse.json")
     assert AdvantageHook(Constant(0.3)).advantages(["a"], [1.0]).advantages_N.tolist() == [0.7]
+
+
+def test_a_trainer_without_log_probabilities_is_told_once_what_is_lost():
+    calls = [(PROMPTS[:3], [1.0, 0.0, 0.0])] * 2
+    assert AdvantageHook(MeanSurprise()).uses_log_probs
+    (message,) = said(AdvantageHook(MeanSurprise()), *calls)
+    assert "came without any" in message
+    assert said(AdvantageHook(MeanSurprise()), *calls, log_probs=[-1.0, None, None]) == []
+    assert said(AdvantageHook(LeaveOneOut()), *calls) == []
+
+
+def test_log_probabilities_reach_the_baseline_and_wait_through_a_restart_in_history_mode():
+    got = AdvantageHook(MeanSurprise()).advantages(PROMPTS[:3], [0.0] * 3, log_probs=[-1.0, -2.0, -6.0])
+    assert got.baseline_N.tolist() == [4.0, 3.5, 1.5]
+    hook = AdvantageHook(MeanSurprise(), history_mode=True, step_rows=3)
+    hook.advantages(PROMPTS[:2], [0.0] * 2, log_probs=[-1.0, None])
+    other = AdvantageHook(MeanSurprise(), history_mode=True, step_rows=3)
+    other.load_state_dict(json.loads(json.dumps(hook.state_dict(), allow_nan=False)))
+    assert other.advantages(PROMPTS[:1], [0.0], log_probs=[-6.0]).baseline_N.tolist() == [0.0]
+    assert other.advantages(PROMPTS[:1], [0.0], log_probs=[-9.0]).baseline_N.tolist() == [3.5], "of 1 and 6"
+    old = hook.state_dict()
+    del old["pending"][0]["log_probs"]
+    AdvantageHook(MeanSurprise(), history_mode=True, step_rows=3).load_state_dict(old)

@@ -20,6 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_modules import installed, module, namespace, with_settings, without  # noqa: E402
+from surprise import MeanSurprise  # noqa: E402
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
@@ -181,6 +182,8 @@ def experiences(openrlhf, step, sizes=(8,), order=None, dtype=torch.float32, kl=
                 rewards=rewards,
                 action_mask=mask,
                 kl=torch.full((size, width), kl),
+                action_log_probs=torch.full((size, width), -0.5),
+                rollout_log_probs=None,
                 response_length=torch.tensor([float(step[i][2]) for i in part]),
                 truncated=None,
                 values=None,
@@ -191,7 +194,7 @@ def experiences(openrlhf, step, sizes=(8,), order=None, dtype=torch.float32, kl=
 
 
 def advantages(result):
-    """One number a sample in the order of ``index``, after a check that it stands at every action token up to the
+    """One number per sample in the order of ``index``, after a check that it stands at every action token up to the
     last."""
     out = {}
     for e in result:
@@ -432,3 +435,16 @@ def test_the_flags_of_the_example_are_openrlhfs():
     )
     assert len(flags) > 10
     assert set(flags) <= known
+
+
+def test_log_probabilities_are_vllm_s_where_it_gave_them_else_the_actor_s(openrlhf):
+    step = [(PROMPTS[0], 1.0, 2), (PROMPTS[1], 0.0, 4), (PROMPTS[2], 1.0, 6)]  # lengths, at -0.5 per token: 1, 2, 3
+    order = [2, 0, 1]
+    maker = make(openrlhf, MeanSurprise())
+    got = maker.compute_advantages_and_returns(experiences(openrlhf, step, (1, 2), order))
+    np.testing.assert_allclose(advantages(got), [1 - 2.5, 0 - 2.0, 1 - 1.5])
+    batches = experiences(openrlhf, step, (1, 2), order)
+    for e in batches:
+        e.rollout_log_probs = e.action_log_probs * 4
+    got = make(openrlhf, MeanSurprise()).compute_advantages_and_returns(batches)
+    np.testing.assert_allclose(advantages(got), [1 - 10.0, 0 - 8.0, 1 - 6.0])

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from fake_modules import module, without
 from prime_rl_parts import REAL, PrimeRl, advantages_of
+from surprise import MeanSurprise
 
 from rollonce.baselines import KernelBaseline, LeaveOneOut, family_mean
 from rollonce.errors import InputError
@@ -71,7 +72,7 @@ def test_history_by_source_kept_over_a_restart_and_only_on_resume(trainer):
     config = trainer.config(*sources, batch_size=4)
     histories = prime_rl.install(config, LOO)
     assert list(histories) == ["math", "code/easy"]
-    assert histories["math"].hook.step_rows == 1  # 4 rollouts a step, a third of them: rounded
+    assert histories["math"].hook.step_rows == 1  # 4 rollouts per step, a third of them: rounded
     assert [h.file.name for h in histories.values()] == ["math.json", "code_easy.json"]
     score(built(trainer, config, 0), trainer.episode("a", 1.0))
     assert score(built(trainer, config, 1), trainer.episode("a", 1.0, source="code/easy")) == [1.0]
@@ -195,3 +196,15 @@ def test_the_real_train_sink_ships_the_advantages_in_its_samples(trainer):
     # past means: none, so 0; 1; (1, 0)
     assert [s.advantages for s in batch.samples] == [[0, 0, 0, a, 0, a] for a in (1.0, -1.0, 0.5)]
     assert [s.mask for s in batch.samples] == [[False, False, False, True, False, True]] * 3
+
+
+def test_log_probabilities_are_those_of_all_sampled_tokens(trainer):
+    config = trainer.config(batch_size=2)
+    prime_rl.install(config, MeanSurprise())
+    ours = built(trainer, config)
+    score(ours, trainer.episode("a", 0.0, log_probs=(-1.0, -2.0, -3.0)), trainer.episode("b", 0.0, log_probs=(-2.0,)))
+    assert score(ours, trainer.episode("c", 0.0)) == [-4.0]  # of 6 and 2
+    unknown = trainer.episode("d", 0.0)
+    unknown.traces[0].nodes[1].logprobs = []
+    assert score(ours, unknown) == [-4.0]  # c waits; two more join below: 0.75 and one that nobody knows
+    assert score(ours, trainer.episode("e", 0.0)) == [pytest.approx(-(6 + 2 + 0.75) / 3)]

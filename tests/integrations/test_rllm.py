@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_modules import without
 from rllm_parts import Rllm
+from surprise import MeanSurprise
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, family_mean
 from rollonce.errors import InputError
@@ -122,3 +123,14 @@ def test_the_example_registers_the_baseline_for_its_role(trainer, tmp_path):
     assert example.advantages_by_role(config) == {"solver": "rollonce"}
     groups = [trainer.group("add one", 1.0, task_id="a"), trainer.group("sort two", 0.0, task_id="b")]
     assert trainer.train_step(config, {"solver": "rollonce"}, groups) != [[0.0], [0.0]]
+
+
+def test_log_probabilities_add_up_over_steps(trainer):
+    config = trainer.config()
+    name = rllm.register(config, MeanSurprise())
+    groups = [
+        trainer.group("a", 0.0, task_id="a", log_probs=((-1.0, -2.0), (-3.0,))),  # 6
+        trainer.group("b", 0.0, task_id="b", log_probs=((-4.0,),)),
+        trainer.group("c", 0.0, task_id="c", log_probs=((-4.0,), ())),  # a step without any: unknown
+    ]
+    assert trainer.train_step(config, {"solver": name}, groups) == [[-4.0], [-6.0], [-5.0]]

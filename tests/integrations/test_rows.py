@@ -192,3 +192,19 @@ def test_settings_that_break_are_all_named_with_their_fix():
     refuse({"algorithm": None}, rules, "toy")
     assert setting_of(settings, "algorithm.norm") is True
     assert setting_of(settings, "algorithm.other", "default") == "default"
+
+
+def test_log_probabilities_of_a_rollout_s_rows_add_up_and_one_unknown_makes_the_sum_unknown():
+    rows = make_rows(
+        list("aabbcd"),
+        [1.0, 1.0, 0.0, 0.0, 0.0, 9.0],
+        rollout_ids=[0, 0, 1, 1, 2, 3],
+        log_probs=[-1.0, -2.0, -4.0, None, -5.0, -6.0],
+        keep=[True] * 5 + [False],
+    )
+    np.testing.assert_array_equal(rows.batch.log_probs_B, [-3.0, np.nan, -5.0])
+    assert make_rows(["a"], [1.0]).batch.log_probs_B is None
+    with pytest.raises(InputError, match=r"rollout 1 is 2; .*at most 0 \(not -log p\)"):
+        make_rows(["a", "b"], [1.0, 0.0], log_probs=[-1.0, 2.0])
+    with pytest.raises(InputError, match="2 rewards but 1 log_probs"):
+        make_rows(["a", "b"], [1.0, 0.0], log_probs=[-1.0])

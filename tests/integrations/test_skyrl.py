@@ -17,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_modules import installed, module, namespace, with_settings, without  # noqa: E402
+from surprise import MeanSurprise  # noqa: E402
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
@@ -40,7 +41,7 @@ SETTINGS = {
 
 
 class Tokenizer:
-    """A token a byte; 0 pads."""
+    """One token per byte; 0 pads."""
 
     def __call__(self, text):
         return list(text.encode())
@@ -49,8 +50,11 @@ class Tokenizer:
         return bytes(int(t) for t in tokens).decode()
 
 
-def rollout(uid, prompt, reward, length=3, last=True, loss=1):
-    return SimpleNamespace(uid=uid, prompt=prompt, reward=reward, length=length, last=last, loss=loss)
+def rollout(uid, prompt, reward, length=3, last=True, loss=1, log_probs=None):
+    log_probs = [0.0] * length if log_probs is None else log_probs
+    return SimpleNamespace(
+        uid=uid, prompt=prompt, reward=reward, length=length, last=last, loss=loss, log_probs=log_probs
+    )
 
 
 def rollouts(rng, n=8):
@@ -137,6 +141,7 @@ def stand_in(monkeypatch):
             response_mask=torch.zeros(len(rows), width, dtype=torch.int64),
             loss_mask=torch.zeros(len(rows), width, dtype=torch.int64),
             rewards=torch.zeros(len(rows), width),
+            rollout_logprobs=torch.zeros(len(rows), width),
             values=None,
         )
         for i, (p, r) in enumerate(zip(prompts, rows, strict=True)):  # left-padded: everything ends at the right
@@ -145,6 +150,7 @@ def stand_in(monkeypatch):
             data["response_mask"][i, width - r.length :] = 1
             data["loss_mask"][i, width - r.length :] = r.loss
             data["rewards"][i, -1] = r.reward
+            data["rollout_logprobs"][i, width - r.length :] = torch.tensor(r.log_probs)
         data.metadata = {"uids": [r.uid for r in rows], "is_last_step": [r.last for r in rows], "pad_size": pads}
         return data
 
@@ -192,8 +198,9 @@ def real():
             responses,
             [[0.0] * (r.length - 1) + [r.reward] for r in rows],
             [[r.loss] * r.length for r in rows],
+            [r.log_probs for r in rows],
         )
-        names = ["sequences", "attention_mask", "response_mask", "rewards", "loss_mask"]
+        names = ["sequences", "attention_mask", "response_mask", "rewards", "loss_mask", "rollout_logprobs"]
         data = TrainingInputBatch({**dict(zip(names, tensors, strict=False)), "values": None})
         data.metadata = {
             "uids": [r.uid for r in rows],
@@ -227,7 +234,7 @@ def make(skyrl, baseline=None, **changes):
 
 
 def advantages(skyrl, trainer, rows, pads=0):
-    """One number a row, after a check that it stands at every response token and nowhere else; padding rows must have
+    """One number per row, after a check that it stands at every response token and nowhere else; padding rows must have
     none."""
     data = trainer.compute_advantages_and_returns(skyrl.batch(rows, pads))
     out = []
@@ -490,3 +497,24 @@ def test_leave_one_out_of_the_whole_step():
     batch = Batch.of(["p"] * 9, rewards.astype(np.float64))
     got, _ = ours.batch_loo(torch.tensor(rewards)[:, None], torch.ones(9, 1), [str(i) for i in range(9)])
     np.testing.assert_allclose(got[:, 0].numpy(), batch.rewards_B - LeaveOneOut().predict(batch).baseline_B, atol=1e-6)
+
+
+@pytest.mark.parametrize("field", ["rollout_logprobs", "action_log_probs"])
+def test_log_probabilities_add_up_over_the_turns_of_a_trajectory(skyrl, field):
+    turns = [
+        rollout("1", PROMPTS[1], 0.0, 2, last=False, log_probs=[-1.0, -2.0]),
+        rollout("1", PROMPTS[1], 1.0, 1, log_probs=[-3.0]),  # 6 in all
+        rollout("2", PROMPTS[2], 0.0, 2, log_probs=[-4.0, -4.0]),
+        rollout("3", PROMPTS[3], 1.0, 1, log_probs=[-1.0]),
+    ]
+    trainer = make(skyrl, MeanSurprise(), generator__step_wise_trajectories=True)
+    data = skyrl.batch(turns, 0)
+    if field != "rollout_logprobs":
+        data[field], data["rollout_logprobs"] = data["rollout_logprobs"], None
+    trainer.compute_advantages_and_returns(data)
+    assert [float(a[m.bool()][0]) for a, m in zip(data["advantages"], data["response_mask"], strict=True)] == [
+        1 - 4.5,
+        1 - 4.5,
+        -3.5,
+        1 - 7.0,
+    ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from slime_parts import TRAINERS, Slime
+from surprise import MeanSurprise, let_files_name_it
 
 from rollonce.baselines import Batch, KernelBaseline, family_mean
 from rollonce.errors import InputError
@@ -121,3 +122,18 @@ def test_the_example_is_one_command(file):
     assert done.returncode == 0, done.stderr
     assert "--custom-reward-post-process-path rollonce.integrations.slime.reward_post_process" in done.stdout
     assert done.stdout.rstrip().endswith("--hf-checkpoint x")
+
+
+def test_log_probabilities_are_those_of_trained_tokens_and_add_up_over_segments(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(slime, "_hooks", {})
+    let_files_name_it(monkeypatch)
+    MeanSurprise().save(tmp_path / "b.json")
+    args = trainer.args(rollonce_baseline=str(tmp_path / "b.json"))
+    rows = [
+        trainer.sample(0, "a", 1.0, rollout_log_probs=[-1.0, -64.0, -2.0], loss_mask=[1, 0, 1]),  # a tool's token: 3
+        trainer.sample(1, "b", 0.0, rollout_log_probs=[-4.0], rollout_id=7),
+        trainer.sample(2, "b and on", 0.0, rollout_log_probs=[-1.0], rollout_id=7),  # together 5
+        trainer.sample(3, "c", 0.0),  # unknown
+    ]
+    data = trainer.train_data(args, rows)
+    assert [r - a for r, a in zip(data["raw_reward"], data["rewards"], strict=True)] == [5.0, 3.0, 3.0, 4.0]

@@ -13,6 +13,7 @@ from typing import Any
 import cookbook_standin as standin
 import numpy as np
 import pytest
+from surprise import MeanSurprise
 
 from rollonce.baselines import Batch, FlashReinforce, Grpo, LeaveOneOut, published_length_buckets, published_tfidf
 from rollonce.errors import InputError
@@ -352,3 +353,17 @@ def test_the_command_runs_a_recipe_with_its_own_arguments(tmp_path: Path, monkey
     assert sys.argv == before
     r = rewards_of(standin.STEPS[0])
     np.testing.assert_allclose(sent(0), r - (r.sum() - r) / 4, rtol=1e-6)
+
+
+def test_log_probabilities_of_all_turns_reach_the_baseline(tmp_path: Path) -> None:
+    step = [
+        (standin.ProblemBuilder(q), standin.group_of(q, [r], log_probs=p))
+        for q, r, p in zip(QUESTIONS, [1.0, 0.0, 1.0, 0.0], [[-1.0, -2.0], [-4.0], [-8.0], None], strict=False)
+    ]
+    turn = step[1][1].trajectories_G[0].transitions[0]
+    step[1][1].trajectories_G[0].transitions.append(standin.Transition(turn.ob, standin.Action([48], [-1.0]), 0.0))
+    standin.STEPS.append(step)
+    with cookbook_baseline(MeanSurprise()):
+        run(tmp_path)
+    # surprisals 3, 5 and 8, and one that nobody knows
+    np.testing.assert_allclose(sent(0), [1 - 6.5, 0 - 5.5, 1 - 4.0, 0 - 16 / 3], rtol=1e-6)

@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("trl")
 pytest.importorskip("datasets")
 
+import torch
 import trl
+from surprise import MeanSurprise
 from trl_runs import PROMPTS, coin, data, model, recorded, run, settings, sometimes_none, world_rewards
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, SelfTuning, family_mean
@@ -24,6 +26,7 @@ from rollonce.integrations.trl import (
     SingleRolloutGRPOConfig,
     SingleRolloutGRPOTrainer,
     SingleRolloutRLOOConfig,
+    _SingleRollout,
     single_rollout_config,
     single_rollout_trainer,
 )
@@ -90,7 +93,7 @@ def test_training_steps_use_the_pure_functions_advantages(tmp_path):
         np.testing.assert_array_equal(
             np.sort(np.float32(trainer.in_loss[k])), np.sort(np.float32(a))
         )  # TRL shuffles the rows
-        assert len(set(batch["prompts"])) == 8, "one rollout a task"
+        assert len(set(batch["prompts"])) == 8, "one rollout per task"
         assert np.abs(a).max() > 0.1
     assert {p for b in trainer.batches[:2] for p in b["prompts"]} == set(PROMPTS), (
         "an epoch of two batches sees every task"
@@ -332,3 +335,55 @@ def test_two_runs_of_one_seed_agree(tmp_path):
     a, b = run(tmp_path / "a", seed=3), run(tmp_path / "b", seed=3)
     assert [x["own"] for x in a.batches] == [x["own"] for x in b.batches]
     assert run(tmp_path / "c", seed=4).batches[0]["own"] != a.batches[0]["own"]
+
+
+def log_probs_by_hand(trainer, output):
+    """Of each completion under the weights as they are, from the model's own logits (N,)."""
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, :-1] / trainer.args.temperature
+    each = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0][:, -output["completion_ids"].shape[1] :]
+    return (each * output["completion_mask"]).sum(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "field"),
+    [
+        ("GRPO", {}, None),
+        (
+            "GRPO",
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
+            "old_per_token_logps",
+        ),
+        ("RLOO", {}, "old_logps"),
+    ],
+)
+def test_log_probabilities_are_those_of_the_sampled_completions(tmp_path, monkeypatch, kind, changes, field):
+    expected, stock = [], _SingleRollout._log_probs
+
+    def recorded_log_probs(trainer, output):
+        assert [k for k in output if "logps" in k] == ([] if field is None else [field])
+        expected.extend(log_probs_by_hand(trainer, output))
+        return stock(trainer, output)
+
+    monkeypatch.setattr(_SingleRollout, "_log_probs", recorded_log_probs)
+    trainer = run(tmp_path, baseline=MeanSurprise(), kind=kind, max_steps=1, **changes)
+    assert len(expected) == 8
+    assert max(expected) < -0.1
+    np.testing.assert_allclose(trainer.hook.baseline.history.log_probs_H, expected, rtol=1e-4)
+
+
+def test_vllm_s_log_probabilities_come_first_and_tools_and_truncated_completions_count_for_nothing(tmp_path):
+    weights, tokenizer = model()
+    args = SingleRolloutGRPOConfig(str(tmp_path), **settings())
+    trainer = SingleRolloutGRPOTrainer(
+        weights, coin, args, train_dataset=data(), processing_class=tokenizer, baseline=MeanSurprise()
+    )
+    output = {
+        "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 1], [1, 1, 1], [1, 1, 1]]),
+        "sampling_per_token_logps": torch.tensor([[-1.0, -64.0, -2.0], [-3.0, float("nan"), 0.0], [-1.0, 0.0, 0.0]]),
+        "old_per_token_logps": torch.zeros(3, 3),
+    }
+    np.testing.assert_array_equal(trainer._log_probs(output), [-3.0, np.nan, np.nan])

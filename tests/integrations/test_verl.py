@@ -20,6 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_modules import installed, module, namespace, with_settings, without  # noqa: E402
+from surprise import MeanSurprise, let_files_name_it  # noqa: E402
 
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
@@ -33,12 +34,16 @@ WORDS = ["add", "sort", "prove", "count", "spell"]
 PROMPTS = [f"{WORDS[i % 5]} the {WORDS[(2 * i + 1) % 5]} of {i}" for i in range(40)]
 
 
-def row(key, reward, prompt, length=3, mask=None):
+def row(key, reward, prompt, length=3, mask=None, log_probs=None):
     """One output of an agent loop: its reward at the last token, as verl leaves it."""
     rewards = torch.zeros(length)
     rewards[-1] = reward
     return SimpleNamespace(
-        key=key, prompt=prompt, rewards=rewards, mask=torch.ones(length, dtype=torch.int64) if mask is None else mask
+        key=key,
+        prompt=prompt,
+        rewards=rewards,
+        mask=torch.ones(length, dtype=torch.int64) if mask is None else mask,
+        log_probs=torch.zeros(length) if log_probs is None else torch.tensor(log_probs),
     )
 
 
@@ -54,6 +59,13 @@ def rows_of(rng, n=8, start=0):
 # ---------------------------------------------------------------------- the stand-in
 
 
+class Rows(list):
+    """A nested tensor as far as it is used here."""
+
+    def unbind(self):
+        return self
+
+
 class Queue:
     """TransferQueue as far as the trainer uses it: fields by key."""
 
@@ -64,11 +76,17 @@ class Queue:
         for r in rows:
             message = [{"role": "user", "content": r.prompt}]
             uid = r.key.rsplit("_", 2)[0]
-            self.store[r.key] = {"uid": uid, "raw_prompt": message, "response_mask": r.mask, "rm_scores": r.rewards}
+            self.store[r.key] = {
+                "uid": uid,
+                "raw_prompt": message,
+                "response_mask": r.mask,
+                "rm_scores": r.rewards,
+                "rollout_log_probs": r.log_probs,
+            }
 
     def kv_batch_get(self, keys, partition_id, select_fields):
         return {
-            name: [self.store[k][name] for k in keys]
+            name: Rows(self.store[k][name] for k in keys)
             for name in select_fields
             if all(name in self.store[k] for k in keys)
         }
@@ -187,7 +205,7 @@ def real(queue):
                 "raw_prompt": [{"role": "user", "content": r.prompt}],
                 "response_mask": r.mask,
                 "rm_scores": r.rewards,
-                "rollout_log_probs": torch.full((len(r.rewards),), -float(getattr(r, "nats_off", 0))),
+                "rollout_log_probs": r.log_probs,
                 "old_log_probs": torch.zeros(len(r.rewards)),
             }
             for r in rows
@@ -233,7 +251,7 @@ def make(verl, tmp_path, **changes):
 
 
 def advantages(verl, trainer, rows, metrics=None):
-    """One number a row, after a check that it stands at every token of the response and nowhere else."""
+    """One number per row, after a check that it stands at every token of the response and nowhere else."""
     verl.put(rows)
     trainer._compute_advantage(verl.batch(rows), {} if metrics is None else metrics)
     out = []
@@ -314,6 +332,19 @@ def test_several_outputs_of_a_session_count_once_with_the_last_ones_reward(verl,
     several = advantages(verl, trainer, [late, *rows[:2], *rows[3:], early])  # balanced: the last output comes first
     np.testing.assert_array_equal(several, np.concatenate([alone[[2]], alone[:2], alone[3:], alone[[2]]]))
     assert len(trainer._gs1.baseline.history) == len(rows)
+
+
+def test_log_probabilities_are_those_of_trained_tokens_and_add_up_over_a_session(verl, tmp_path, monkeypatch):
+    let_files_name_it(monkeypatch)
+    MeanSurprise().save(tmp_path / "baseline.json")
+    rows = [
+        row("a0_0_0", 1.0, "a", length=4, mask=torch.tensor([1, 0, 0, 1]), log_probs=[-1.0, -64.0, -64.0, -2.0]),  # 3
+        row("b0_0_0", 0.0, "b", length=1, log_probs=[-4.0]),
+        row("b0_0_1", 0.0, "b", length=2, log_probs=[-0.5, -0.5]),  # with the one before: 5
+        row("c0_0_0", 1.0, "c", length=1, log_probs=[-7.0]),
+    ]
+    got = advantages(verl, make(verl, tmp_path), rows)
+    np.testing.assert_allclose(got, [1.0 - 6.0, -5.0, -5.0, 1.0 - 4.0], rtol=1e-6)
 
 
 def test_a_run_goes_on_from_its_checkpoint(verl, tmp_path):
@@ -427,7 +458,7 @@ def test_shaping_differences_in_an_all_failed_group_stay_as_small_as_they_are(ve
     """verl-recipe #125: a length term of 0.01 inside a group that all failed becomes an advantage of full size through
     the deviation.
 
-    Ours at one rollout a task never divides, and failures of other tasks are compared with everything: nothing near 1
+    Ours at one rollout per task never divides, and failures of other tasks are compared with everything: nothing near 1
         comes of 0.01.
     """
     arguments = {
@@ -578,8 +609,7 @@ def test_a_row_rejected_by_verls_own_rollout_correction(real_verl, queue, tmp_pa
     nobody."""
     rows = rows_of(np.random.default_rng(9), n=6)
     alone = advantages(real_verl, make(real_verl, tmp_path), rows)
-    rejected = row("f9_0_0", -5.0, PROMPTS[0])
-    rejected.nats_off = 10
+    rejected = row("f9_0_0", -5.0, PROMPTS[0], log_probs=[-10.0] * 3)
     limits = {
         "algorithm__rollout_correction__rollout_rs": "seq_mean_k3",
         "algorithm__rollout_correction__rollout_rs_threshold": 2.0,

@@ -68,6 +68,7 @@ class Tags:
         needs_history: Gives only a fallback before the first `observe`.
         bounded_rewards: Rewards must lie in [0, 1].
         windowed: Uses rows of earlier steps too.
+        uses_log_probs: Reads `Batch.log_probs_B` of other rollouts; without them it works in a plainer form.
         cost: What a prediction costs, see `Cost`.
     """
 
@@ -81,6 +82,7 @@ class Tags:
     needs_history: bool = False
     bounded_rewards: bool = False
     windowed: bool = False
+    uses_log_probs: bool = False
     cost: Cost = Cost.TABLE
 
 

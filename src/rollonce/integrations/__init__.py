@@ -1,11 +1,11 @@
-"""A tuned baseline inside the trainers people already use: one thin file a trainer, and the piece that they share.
+"""A tuned baseline inside the trainers people already use: one thin file per trainer, and what they share.
 
 Importing any module here loads numpy and `rollonce.baselines` only; a trainer's own package is imported on first use of
-its adapter.
-Which trainers, which versions, what was tested how: ``docs/integrations.md``.
+its adapter. Which trainers, which versions, what was tested how: ``docs/integrations.md``.
 """
 
-from rollonce.integrations.hook import AdvantageHook, AdvantageResult, AdvantageWarning
+from rollonce.integrations.hook import AdvantageHook, AdvantageResult
+from rollonce.integrations.notices import AdvantageWarning
 from rollonce.integrations.rows import (
     Rows,
     World,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ import numpy as np
 
 from rollonce.baselines import Baseline, LinearSmoother
 from rollonce.errors import InputError
+from rollonce.files import write_json_file, write_whole_file
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult
 from rollonce.integrations.rows import make_rows, stable_task_id
 from rollonce.setting_rules import Rule, refuse
@@ -116,7 +117,7 @@ class CookbookRun:
             for old in self._directory.glob("state_*.json"):
                 old.unlink()
         _keep_steps_before(self._directory / "advantages.jsonl", start)
-        _write(path, {**facts, "prompts_used": self._mode})
+        write_json_file(path, {**facts, "prompts_used": self._mode})
 
     def step(self, step: int | None, groups: Sequence[Any], builders: Sequence[Any], tokenizer: Any) -> AdvantageResult:
         """Advantages of a step's groups; they join the history, and a line joins the log."""
@@ -139,8 +140,9 @@ class CookbookRun:
         ids_N = [t for t, g in zip(ids_P, groups, strict=True) for _ in g.trajectories_G]
         rewards_N = [float(r) for g in groups for r in g.get_total_rewards()]
         self_weight = _self_weight_max(self.hook.baseline, prompts_N, rewards_N, ids_N)
-        result = self.hook.advantages(prompts_N, rewards_N, task_ids=ids_N)
         trajectories = [t for g in groups for t in g.trajectories_G]
+        log_probs_N = [_log_prob(t) for t in trajectories] if self.hook.uses_log_probs else None
+        result = self.hook.advantages(prompts_N, rewards_N, task_ids=ids_N, log_probs=log_probs_N)
         self._advantage_of = {id(t): float(a) for t, a in zip(trajectories, result.advantages_N, strict=True)}
         self.asked = False
         self.steps += 1
@@ -168,8 +170,8 @@ class CookbookRun:
         return result
 
     def advantages_of(self, groups: Sequence[Any]) -> list[Any]:
-        """What stands in for ``compute_advantages``: a tensor (G,) a group, looked up: asking twice, or for one group,
-        is harmless."""
+        """What stands in for ``compute_advantages``: one tensor (G,) per group, looked up, so that asking twice, or for
+        one group, is harmless."""
         import torch  # type: ignore
 
         try:
@@ -199,7 +201,7 @@ class CookbookRun:
             self._mode = "question" if fits and self.prompts != "observation" else "observation"
             if self._directory is not None:
                 path = self._directory / "run.json"
-                _write(path, {**json.loads(path.read_text(encoding="utf-8")), "prompts_used": self._mode})
+                write_json_file(path, {**json.loads(path.read_text(encoding="utf-8")), "prompts_used": self._mode})
         if self._mode == "observation":
             return seen_P
         out = []
@@ -267,13 +269,19 @@ def _first_observation(group: Any, tokenizer: Any) -> str:
     return "".join(parts)
 
 
+def _log_prob(trajectory: Any) -> float:
+    """Of all that the policy sampled, turn by turn; NaN where the completer gave none (``maybe_logprobs`` None)."""
+    turns = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
+    return math.nan if any(t is None for t in turns) else sum(map(sum, turns))
+
+
 def _within(question: str, seen: str) -> bool:
     squeeze = lambda text: re.sub(r"\s+", "", text)  # noqa: E731  (renderers strip, tokenizers add spaces)
     return squeeze(question) in squeeze(seen)
 
 
 def _task_ids(prompts_P: Sequence[str], *, one_each: bool) -> list[str]:
-    """An id a group, made from its prompt. With groups of several rollouts a second group of the same prompt stays a
+    """One id per group, made from its prompt. With groups of several rollouts a second group of the same prompt stays a
     group of its own."""
     ids, times = [], {}
     for prompt in prompts_P:
@@ -303,12 +311,4 @@ def _keep_steps_before(path: Path, start: int) -> None:
         with contextlib.suppress(ValueError):
             if json.loads(line)["step"] < start:
                 kept.append(line + "\n")
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(kept), encoding="utf-8")
-    os.replace(part, path)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole_file(path, "".join(kept))

@@ -1,4 +1,4 @@
-"""The one piece that every trainer's adapter calls: a step's prompts and rewards in, advantages out, history kept.
+"""What every trainer's adapter calls: a step's prompts and rewards in, advantages out, history kept.
 
     hook = AdvantageHook("baseline.json")
     result = hook.advantages(prompts, rewards)      # training step: predicts, then lets the rows join the history
@@ -12,19 +12,20 @@ from __future__ import annotations
 import copy
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, FlashReinforce, LeaveOneOut, LinearSmoother, Prediction
+from rollonce.baselines import Baseline, Batch, LeaveOneOut, LinearSmoother, Prediction
 from rollonce.baselines.base import features_of
 from rollonce.baselines.batch import log_probs_from_state, log_probs_to_state
 from rollonce.baselines.plain import scale_by_std as over_std
 from rollonce.component import Component, from_config, registered_types
 from rollonce.errors import InputError
+from rollonce.files import write_whole_file
+from rollonce.integrations.notices import Notices
 from rollonce.integrations.rows import RolloutReward, Rows, columns_needed, make_rows, prompt_text, reads_prompts
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, Tasks
@@ -32,12 +33,8 @@ from rollonce.rollouts import FloatArray, Tasks
 STATE_VERSION = 1
 
 
-class AdvantageWarning(UserWarning):
-    """Training goes on, but does not do what was probably meant."""
-
-
 class AdvantageResult(NamedTuple):
-    """A step's advantages, a number a row of the trainer's batch; 0 for rows that were dropped.
+    """A step's advantages, one number for each row of the trainer's batch; 0 for rows that were dropped.
 
     Attributes:
         advantages_N: ``r - b``, scaled or whitened where asked for (N,) float64; exactly 0 where only rounding was
@@ -60,7 +57,8 @@ class AdvantageResult(NamedTuple):
 
 
 class AdvantageHook:
-    """A baseline inside a trainer. The baseline given is copied; ``hook.baseline`` is the one that learns.
+    """A baseline inside a trainer. The baseline given is copied; ``hook.baseline`` is the one that learns, and
+    ``hook.notices`` what warns.
 
     Args:
         baseline: A fitted baseline, or the file that ``rollonce tune`` or `Baseline.save` wrote.
@@ -95,7 +93,8 @@ class AdvantageHook:
     ) -> None:
         self.baseline = copy.deepcopy(baseline) if isinstance(baseline, Baseline) else Baseline.load(baseline)
         self.whiten, self.scale_by_std, self.history_mode = whiten, scale_by_std, history_mode
-        self.group_size, self.step_rows, self.warn_after, self.warn = group_size, step_rows, warn_after, warn
+        self.group_size, self.step_rows = group_size, step_rows
+        self.notices = Notices(group_size=group_size, history_mode=history_mode, warn_after=warn_after, enabled=warn)
         label, tags = self.baseline.label, self.baseline.tags
         if whiten and scale_by_std:
             raise InputError("whiten and scale_by_std both divide by a deviation; ask for one of them")
@@ -116,13 +115,17 @@ class AdvantageHook:
         self._fitted = _was_fitted(self.baseline)
         self._pending: list[Batch] = []
         self._past = (0, 0.0)  # rewards observed: how many, and their sum
-        self._steps = self._idle_steps = 0
-        self._warned: set[str] = set()
+        self._steps = 0
 
     @property
     def columns_needed(self) -> list[str]:
         """The dataset columns that the baseline reads; pass these."""
         return columns_needed(self.baseline)
+
+    @property
+    def uses_log_probs(self) -> bool:
+        """Whether the baseline reads the rollouts' log-probabilities; pass ``log_probs`` then."""
+        return self.baseline.tags.uses_log_probs
 
     @property
     def steps(self) -> int:
@@ -164,13 +167,14 @@ class AdvantageHook:
         keep: Sequence[bool] | BoolArray | None = None,
         rollout_ids: Sequence[Any] | None = None,
         rollout_reward: RolloutReward = "same",
+        log_probs: Sequence[float | None] | FloatArray | None = None,
         ungraded: Literal["refuse", "drop"] = "refuse",
         training: bool = True,
     ) -> AdvantageResult:
         """Advantages of one step's rollouts; afterwards they join the history.
 
         Args:
-            prompts, rewards, task_ids, columns, keep, rollout_ids, rollout_reward, ungraded: See
+            prompts, rewards, task_ids, columns, keep, rollout_ids, rollout_reward, log_probs, ungraded: See
                 `rollonce.integrations.rows.make_rows`.
             training: False judges without learning anything: evaluation, logging, a trial call.
 
@@ -191,6 +195,7 @@ class AdvantageHook:
             keep=keep,
             rollout_ids=rollout_ids,
             rollout_reward=rollout_reward,
+            log_probs=log_probs,
             ungraded=ungraded,
         )
         batch = rows.batch
@@ -205,7 +210,8 @@ class AdvantageHook:
         a_R[np.abs(a_R) <= 1e-12 * max(1.0, float(np.abs(batch.rewards_B).max(initial=0.0)))] = 0.0
         metrics = _metrics(batch, b_R, loo_R, prior_R, int((~rows.kept_N).sum()))
         if training and len(batch):
-            self._notice(batch, b_R, loo_R, has_tasks=prompts is not None or task_ids is not None)
+            has_tasks = prompts is not None or task_ids is not None
+            self.notices.check_step(self.baseline, batch, b_R, loo_R, has_tasks=has_tasks)
             self._observe(batch)
         return AdvantageResult(
             rows.spread(a_R),
@@ -254,49 +260,6 @@ class AdvantageHook:
             self.baseline.observe(Batch.concat(self._pending))
             self._pending = []
 
-    # ------------------------------------------------------------------ what is probably not meant
-
-    def _notice(self, batch: Batch, b_R: FloatArray, loo_R: FloatArray, has_tasks: bool) -> None:
-        rewards, size = batch.rewards_B, max(1.0, float(np.abs(batch.rewards_B).max()))
-        constant = bool(np.ptp(rewards) <= 1e-12 * size)
-        if len(batch) > 1 and constant and not self.history_mode:
-            self._say(
-                "constant",
-                f"all {len(batch)} rewards of this step are {rewards[0]:g}: there is nothing to learn from it. Tasks "
-                "too easy or too hard, or a reward function that fails silently",
-            )
-        if self.group_size == 1 and has_tasks:
-            ids, counts = np.unique([str(t) for t in batch.tasks.task_ids], return_counts=True)
-            if counts.max() > 1:
-                k = int(counts.argmax())
-                prompt = batch.tasks.prompts[[str(t) for t in batch.tasks.task_ids].index(str(ids[k]))]
-                self._say(
-                    "repeat",
-                    f"task {str(ids[k])!r} ({prompt[:60]!r}) comes {counts[k]} times in a step meant to have one "
-                    "rollout a task: check the sampler and the data set for duplicates, or pass group_size",
-                )
-        if isinstance(self.baseline, LeaveOneOut | FlashReinforce) or (constant and not self.history_mode):
-            return
-        plain = [loo_R] if not self.history_mode else []
-        if isinstance(self.baseline, LinearSmoother) and self.baseline.window and len(self.baseline.history):
-            windowed = LeaveOneOut(window=self.baseline.window, decay=self.baseline.decay)
-            seen = batch if not self.history_mode else Batch(batch.tasks.take([0]).detached(), np.zeros(1))
-            plain.append(windowed.predict(seen, self.baseline.history).baseline_B)
-        idle = any(bool((np.abs(b_R - other) <= 1e-9 * size).all()) for other in plain)
-        self._idle_steps = self._idle_steps + 1 if idle else 0
-        if self._idle_steps >= self.warn_after:
-            self._say(
-                "idle",
-                f"for {self._idle_steps} steps {self.baseline.label} has been nothing but the leave-one-out mean: its "
-                "features do not tell "
-                "these tasks apart, or it has not seen enough yet. rollonce watch shows whether another would",
-            )
-
-    def _say(self, kind: str, message: str) -> None:
-        if self.warn and kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, AdvantageWarning, stacklevel=4)
-
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -309,7 +272,7 @@ class AdvantageHook:
             "pending": [_batch_state(b) for b in self._pending],
             "past": list(self._past),
             "steps": self._steps,
-            "idle_steps": self._idle_steps,
+            "idle_steps": self.notices.idle_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,24 +292,13 @@ class AdvantageHook:
             )
         self.baseline.load_state_dict(dict(state["baseline"]))
         self._fitted = _was_fitted(self.baseline)
-        self._pending = [
-            Batch(
-                Tasks(b["prompts"], b["task_ids"], b["columns"]),
-                np.asarray(b["rewards"], np.float64),
-                log_probs_B=log_probs_from_state(b.get("log_probs"), len(b["prompts"])),
-            )
-            for b in state["pending"]
-        ]
+        self._pending = [_batch_from_state(b) for b in state["pending"]]
         self._past = (int(state["past"][0]), float(state["past"][1]))
-        self._steps, self._idle_steps = int(state["steps"]), int(state["idle_steps"])
+        self._steps, self.notices.idle_steps = int(state["steps"]), int(state["idle_steps"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state_dict` as one JSON file, atomically."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.state_dict(), allow_nan=False), encoding="ascii")
-        os.replace(part, path)
+        """Write `state_dict` as one JSON file, whole or not at all; a folder that is missing is made."""
+        write_whole_file(path, json.dumps(self.state_dict(), allow_nan=False), make_parents=True)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read what `save` wrote.
@@ -415,3 +367,9 @@ def _batch_state(batch: Batch) -> dict[str, Any]:
         "rewards": batch.rewards_B.tolist(),
         "log_probs": log_probs_to_state(batch.log_probs_B),
     }
+
+
+def _batch_from_state(state: Mapping[str, Any]) -> Batch:
+    rewards = np.asarray(state["rewards"], np.float64)
+    tasks = Tasks(state["prompts"], state["task_ids"], state["columns"])
+    return Batch(tasks, rewards, log_probs_B=log_probs_from_state(state.get("log_probs"), len(rewards)))

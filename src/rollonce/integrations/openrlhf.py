@@ -23,7 +23,9 @@ from typing import Any
 
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.integrations.hook import AdvantageHook, AdvantageWarning
+from rollonce.integrations.hook import AdvantageHook
+from rollonce.integrations.notices import AdvantageWarning
+from rollonce.integrations.tokens import rows_with_tokens, summed_log_probs
 from rollonce.setting_rules import Rule, refuse
 
 STATE_KEY = "rollonce"
@@ -79,11 +81,12 @@ class WithBaseline:
             )
         apply_length_penalties(experiences, args)
         order = list(itertools.chain.from_iterable(e.index for e in experiences))
-        rows = {i: row for i, row in zip(order, (r for e in experiences for r in _rows_of(e)), strict=True)}
+        uses_log_probs = self.gs1.uses_log_probs
+        rows = dict(zip(order, (r for e in experiences for r in _rows_of(e, uses_log_probs)), strict=True))
         if sorted(rows) != list(range(len(order))):
             raise InputError(f"OpenRLHF's index is no permutation of {len(order)} samples: {order[:20]}")
-        prompts_N, rewards_N, keep_N = (list(c) for c in zip(*(rows[i] for i in range(len(order))), strict=True))
-        result = self.gs1.advantages(prompts_N, rewards_N, keep=keep_N)
+        prompts_N, rewards_N, keep_N, log_probs_N = zip(*(rows[i] for i in range(len(order))), strict=True)
+        result = self.gs1.advantages(prompts_N, rewards_N, keep=keep_N, log_probs=log_probs_N)
 
         kept = [(e.rewards, e.info.get("reward")) for e in experiences]
         for e in experiences:
@@ -105,9 +108,17 @@ class WithBaseline:
         return experiences
 
 
-def _rows_of(e: Any) -> Iterator[tuple[Any, float, bool]]:
-    """A sample without a single action token (an empty response) trains nothing, so it shifts nobody either."""
-    return zip(e.prompts, e.rewards.double().tolist(), (e.action_mask != 0).any(-1).tolist(), strict=True)
+def _rows_of(e: Any, with_log_probs: bool) -> Iterator[tuple[Any, float, bool, float | None]]:
+    """Prompt, reward, whether it counts, and log-probability of each sample of a micro-batch.
+
+    A sample without a single action token (an empty response) trains nothing, so it shifts nobody either. Its
+    log-probability is vLLM's where that was asked for, else what OpenRLHF's actor has just computed.
+    """
+    log_probs = [None] * len(e.prompts)
+    if with_log_probs:
+        sampled = e.rollout_log_probs if e.rollout_log_probs is not None else e.action_log_probs
+        log_probs = summed_log_probs(sampled, e.action_mask).tolist()
+    return zip(e.prompts, e.rewards.double().tolist(), rows_with_tokens(e.action_mask), log_probs, strict=True)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -162,6 +163,7 @@ def _algorithm(algo: Any, histories: Mapping[str, SourceHistory], prompt_of: Cal
                     for (episode, trace), prompt in zip(pairs, prompts, strict=True)
                 ],
                 columns={c: [_column(trace, c) for trace in traces] for c in hook.columns_needed},
+                log_probs=[_log_prob(trace) for trace in traces] if hook.uses_log_probs else None,
                 ungraded="drop",
             )
             for trace, advantage in zip(traces, result.advantages_N.tolist(), strict=True):
@@ -170,6 +172,14 @@ def _algorithm(algo: Any, histories: Mapping[str, SourceHistory], prompt_of: Cal
                 hook.save(file)
 
     return BaselineAlgorithm
+
+
+def _log_prob(trace: Any) -> float:
+    """Of all tokens that the policy sampled; a node's ``logprobs`` have one number for each True in its ``mask``."""
+    sampled = [node for node in trace.nodes if any(node.mask)]
+    if any(len(node.logprobs) != sum(node.mask) for node in sampled):
+        return math.nan
+    return sum(sum(node.logprobs) for node in sampled)
 
 
 def _column(trace: Any, column: str) -> Any:

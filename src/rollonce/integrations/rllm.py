@@ -14,6 +14,7 @@ rLLM is not on PyPI; which parts of it were run with this adapter is said in ``d
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -141,6 +142,7 @@ def make_estimator(
             np.concatenate([np.asarray(r, np.float64) for r in rewards]),
             task_ids=None if group_size == 1 else [group.task_id for group in rows],
             columns={c: [_column(group, c) for group in rows] for c in hook.columns_needed},
+            log_probs=[_log_prob(t) for g in traj_groups for t in g.trajectories] if hook.uses_log_probs else None,
         )
         if path is not None and not hook.rows_waiting:
             hook.save(path)
@@ -148,6 +150,13 @@ def make_estimator(
         return by_group, by_group
 
     return estimator
+
+
+def _log_prob(trajectory: Any) -> float:
+    """Over all steps; a step's ``logprobs`` have one number for each of its ``response_ids``, or are empty."""
+    if not all(len(step.logprobs) == len(step.response_ids) > 0 for step in trajectory.steps):
+        return math.nan
+    return sum(sum(step.logprobs) for step in trajectory.steps)
 
 
 def _column(group: Any, column: str) -> Any:

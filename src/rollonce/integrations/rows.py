@@ -1,7 +1,7 @@
 """A trainer's batch as rows that a baseline can judge, the same way for every trainer.
 
 Shapes: ``_N`` rows as the trainer has them, padding and turns included; ``_R`` rollouts, one row each, in order of
-    appearance.
+appearance.
 
 What trainers disagree about is settled here once: padding rows go; several rows of one rollout (turns, segments, forks)
 count as one; prompts given as chat messages become text; a task has an id that is the same on every rank and after a
@@ -23,7 +23,7 @@ from rollonce.component import Component
 from rollonce.errors import InputError
 from rollonce.features.column import CategoryColumn, NumberColumn
 from rollonce.kernels.base import BoolArray
-from rollonce.rollouts import FloatArray, IntArray, Tasks, normalise_prompt, render_messages
+from rollonce.rollouts import FloatArray, IntArray, normalise_prompt, render_messages
 
 Prompt = str | Sequence[Mapping[str, Any]]
 RolloutReward = Literal["same", "first", "last", "sum"]
@@ -81,7 +81,7 @@ class Rows:
         return self.rollout_N >= 0
 
     def spread(self, values_R: FloatArray) -> FloatArray:
-        """A number a rollout as a number a row (N,): every row of a rollout gets its number, a dropped one 0."""
+        """One number per rollout as one per row (N,): every row of a rollout gets its number, a dropped row 0."""
         out = np.zeros(len(self.rollout_N))
         out[self.kept_N] = values_R[self.rollout_N[self.kept_N]]
         return out
@@ -96,6 +96,7 @@ def make_rows(
     keep: Sequence[bool] | BoolArray | None = None,
     rollout_ids: Sequence[Any] | None = None,
     rollout_reward: RolloutReward = "same",
+    log_probs: Sequence[float | None] | FloatArray | None = None,
     ungraded: Literal["refuse", "drop"] = "refuse",
 ) -> Rows:
     """Rows from what a trainer holds at its hook, N of each; tensors and arrays count by their values.
@@ -112,11 +113,13 @@ def make_rows(
         rollout_ids: Equal for rows of one rollout; None makes every row one.
         rollout_reward: What a rollout of several rows is worth: their common reward (``same``; refused where they
             differ), the ``first`` or ``last`` row's, or their ``sum``.
+        log_probs: Log-probability of what the policy wrote in each row, under the policy that sampled it, summed over
+            its tokens; those of a rollout's rows add up. None and NaN are unknown, and make their rollout's unknown.
         ungraded: What to do with a rollout without a reward: ``refuse`` it, or ``drop`` it as if it were padding.
 
     Raises:
-        InputError: naming the row, where lengths differ, a reward is missing or infinite, or rows of a rollout
-            disagree.
+        InputError: naming the row, where lengths differ, a reward is missing or infinite, rows of a rollout disagree,
+            or a log-probability is above 0.
     """
     n = len(rewards)
     for name, given in {
@@ -124,18 +127,20 @@ def make_rows(
         "task_ids": task_ids,
         "keep": keep,
         "rollout_ids": rollout_ids,
+        "log_probs": log_probs,
         **(columns or {}),
     }.items():
         if given is not None and len(given) != n:
             raise InputError(f"{n} rewards but {len(given)} {name}: every row of the trainer's batch needs one of each")
-    rewards_N = np.array([np.nan if r is None else float(r) for r in rewards], dtype=np.float64)
+    rewards_N = _numbers(rewards)
+    log_probs_N = None if log_probs is None else _numbers(log_probs)
     kept = np.ones(n, dtype=bool) if keep is None else np.array([_flag(k) for k in _plain(keep)], dtype=bool)
     task_ids, rollout_ids = _plain(task_ids), _plain(rollout_ids)
     columns = {name: _plain(values) for name, values in (columns or {}).items()}
     rollout_of: dict[Any, list[int]] = {}
     for i in np.flatnonzero(kept).tolist():
         rollout_of.setdefault(i if rollout_ids is None else _hashable(rollout_ids[i]), []).append(i)
-    first_R, rewards_R, rollout_N = [], [], np.full(n, -1, dtype=np.int64)
+    first_R, rewards_R, log_probs_R, rollout_N = [], [], [], np.full(n, -1, dtype=np.int64)
     for rollout, rows in rollout_of.items():
         reward = _reward_of(rewards_N[rows], rows, rollout, rollout_reward)
         if np.isnan(reward) and ungraded == "drop":
@@ -149,13 +154,20 @@ def make_rows(
         rollout_N[rows] = len(first_R)
         first_R.append(rows[0])
         rewards_R.append(reward)
+        if log_probs_N is not None:
+            log_probs_R.append(float(log_probs_N[rows].sum()))
     texts = ["" if prompts is None else prompt_text(prompts[i]) for i in first_R]
     if task_ids is not None:
         ids = [str(task_ids[i]) for i in first_R]
     else:
         ids = [f"row {i}" for i in first_R] if prompts is None else [stable_task_id(t) for t in texts]
     chosen = {name: [values[i] for i in first_R] for name, values in columns.items()}
-    return Rows(Batch(Tasks(texts, ids, chosen), np.array(rewards_R, dtype=np.float64)), rollout_N)
+    given_R = None if log_probs_N is None else log_probs_R
+    return Rows(Batch.of(texts, rewards_R, task_ids=ids, columns=chosen, log_probs=given_R), rollout_N)
+
+
+def _numbers(values: Sequence[float | None] | FloatArray) -> FloatArray:
+    return np.array([np.nan if v is None else float(v) for v in values], dtype=np.float64)
 
 
 def _plain(value: Any) -> Any:
@@ -232,7 +244,7 @@ def gather_rows(fields: Mapping[str, Sequence[Any] | None], gather: Callable[[An
     everyone = list(gather(own))
     sizes = [max((len(v) for v in other.values() if v is not None), default=0) for other in everyone]
     if not 0 <= rank < len(everyone):
-        raise InputError(f"rank {rank} of a world of {len(everyone)}: gather must give one object a rank, in order")
+        raise InputError(f"rank {rank} of a world of {len(everyone)}: gather must give one object per rank, in order")
     joined: dict[str, list[Any] | None] = {}
     for name in own:
         parts = [other.get(name) for other in everyone]

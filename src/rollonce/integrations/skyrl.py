@@ -1,12 +1,13 @@
 """SkyRL: ``trainer.algorithm.advantage_estimator=gs1`` with `use_baseline`, or ``=batch_loo`` with `register` alone.
 
-    register()                                          # in the driver, before SkyRL looks at its settings and starts
-    Ray class Experiment(BasePPOExp):
+    register()          # in the driver, before SkyRL looks at its settings and starts Ray
+
+    class Experiment(BasePPOExp):
         def get_trainer(self, *args, **kwargs):
             return use_baseline(super().get_trainer(*args, **kwargs), "baseline.json")
 
 Shapes: ``_N`` rows that the estimator is given (the last turn of each trajectory with ``step_wise_trajectories``);
-    tensors (N, T).
+tensors (N, T).
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.integrations.hook import AdvantageHook, AdvantageWarning
-from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens
+from rollonce.integrations.hook import AdvantageHook
+from rollonce.integrations.notices import AdvantageWarning
+from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens, summed_log_probs
+from rollonce.rollouts import FloatArray
 from rollonce.setting_rules import Rule, refuse
 
 STATE_FILE = "rollonce.json"
@@ -66,6 +71,7 @@ class Step(NamedTuple):
     hook: AdvantageHook
     prompts_N: Sequence[Any]
     keep_N: Sequence[bool]
+    log_probs_N: Sequence[float] | None
     metrics: dict[str, Any]
 
 
@@ -100,9 +106,20 @@ def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_:
             "advantage_estimator=gs1 needs the prompts: pass the trainer to rollonce.integrations.skyrl.use_baseline, "
             "or use batch_loo"
         )
-    result = step.hook.advantages(step.prompts_N, outcome_rewards(token_level_rewards), keep=step.keep_N)
+    result = step.hook.advantages(
+        step.prompts_N, outcome_rewards(token_level_rewards), keep=step.keep_N, log_probs=step.log_probs_N
+    )
     step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
     return over_tokens(result, token_level_rewards, response_mask)
+
+
+def _log_probs_of(data: Any) -> FloatArray:
+    """Of what was sampled in each row (N,): the engine's where SkyRL asked for them, else the policy's own under the
+    same weights; NaN where it has neither."""
+    for name in ("rollout_logprobs", "action_log_probs"):
+        if data.get(name) is not None:
+            return summed_log_probs(data[name], data["loss_mask"])
+    return np.full(len(data["loss_mask"]), np.nan)
 
 
 def register() -> None:
@@ -143,7 +160,11 @@ class WithPrompts:
         real, trained = turns - data.metadata.get("pad_size", 0), rows_with_tokens(data["loss_mask"])
         keep_N = [a < real and any(trained[a:b]) for a, b in zip(starts, [*starts[1:], turns], strict=True)]
         prompts_N = [self._messages[uids[i]] if uids[i] in self._messages else self._decoded(data, i) for i in starts]
-        token = _step.set(Step(self.gs1, prompts_N, keep_N, self.all_metrics))
+        log_probs_N = None
+        if self.gs1.uses_log_probs:
+            by_turn = _log_probs_of(data)
+            log_probs_N = [float(by_turn[a:b].sum()) for a, b in zip(starts, [*starts[1:], turns], strict=True)]
+        token = _step.set(Step(self.gs1, prompts_N, keep_N, log_probs_N, self.all_metrics))
         try:
             return super().compute_advantages_and_returns(data)  # type: ignore[misc]
         finally:

@@ -16,6 +16,7 @@ between runs (``rollonce.json`` in the ``--save`` directory by default).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,7 @@ def reward_post_process(args: Any, samples: Sequence[Any]) -> tuple[list[float],
         columns={c: [_metadata(s, c) for s in samples] for c in hook.columns_needed},
         keep=keep,
         rollout_ids=[_rollout(s, row) for row, s in enumerate(samples)],
+        log_probs=[_log_prob(s) for s in samples] if hook.uses_log_probs else None,
     )
     if path is not None:
         hook.save(path)
@@ -111,6 +113,14 @@ def _rollout(sample: Any, row: int) -> tuple[str, int]:
     if sample.rollout_id is not None:
         return ("rollout_id", sample.rollout_id)
     return ("row", row) if sample.index is None else ("index", sample.index)
+
+
+def _log_prob(sample: Any) -> float:
+    """Of the response's tokens that are trained; ``rollout_log_probs`` and ``loss_mask`` have one number per token."""
+    if not sample.rollout_log_probs:
+        return math.nan
+    mask = sample.loss_mask or [1] * len(sample.rollout_log_probs)
+    return sum(p for p, trained in zip(sample.rollout_log_probs, mask, strict=True) if trained)
 
 
 def _metadata(sample: Any, column: str) -> Any:

@@ -9,11 +9,12 @@ or, around a training script of one's own::
     with cookbook_baseline("baseline.json"):
         asyncio.run(train.main(config))
 
-The stock cookbook subtracts the mean of each group: with one rollout a task every advantage is exactly 0 and nothing is
-learnt. Here the step's rollouts go to an `AdvantageHook` together. What is replaced are names of the module
-``tinker_cookbook.rl.train`` only; `check_cookbook` says so in a sentence if a version lacks them (tested: `TESTED`).
+The stock cookbook subtracts the mean of each group: with one rollout per task every advantage is exactly 0 and nothing
+is learnt. Here the step's rollouts go to an `AdvantageHook` together. Only names of the module
+``tinker_cookbook.rl.train`` are replaced; `check_cookbook` says so in a sentence if a version lacks them (tested:
+`TESTED`).
 
-Beside the run, in ``LOG_PATH/rollonce/``: ``advantages.jsonl``, a line a step (b, leave-one-out mean, advantage and
+Beside the run, in ``LOG_PATH/rollonce/``: ``advantages.jsonl``, one line per step (b, leave-one-out mean, advantage and
 reward of each rollout, largest weight of an own reward); ``state_000012.json``, the history before step 12, which a
 resumed run goes on from; ``run.json``.
 

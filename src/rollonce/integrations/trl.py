@@ -1,4 +1,4 @@
-"""TRL: GRPO and RLOO with one rollout a task and any fitted baseline (written against TRL 1.16).
+"""TRL: GRPO and RLOO with one rollout per task and any fitted baseline (written against TRL 1.16).
 
     from rollonce.integrations.trl import SingleRolloutGRPOConfig, SingleRolloutGRPOTrainer
 
@@ -30,11 +30,26 @@ import numpy as np
 
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.integrations.hook import AdvantageHook, AdvantageResult, AdvantageWarning
+from rollonce.integrations.hook import AdvantageHook, AdvantageResult
+from rollonce.integrations.notices import AdvantageWarning
+from rollonce.integrations.tokens import summed_log_probs
 from rollonce.setting_rules import Rule, refuse
 
 STATE_FILE = "rollonce.json"
 FIT_ON = 10_000
+FORWARD_FIELDS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+"""What TRL's forward pass takes besides tokens, where a batch has images."""
 
 RULES = [
     Rule(
@@ -68,8 +83,8 @@ RLOO_RULES = [
 
 
 def single_rollout_config(base: type) -> type:
-    """A configuration class like ``base`` (GRPOConfig, RLOOConfig) that allows, and defaults to, one generation a
-    prompt.
+    """A configuration class like ``base`` (GRPOConfig, RLOOConfig) that allows, and defaults to, one generation
+    per prompt.
 
     Other defaults that differ: ``scale_rewards="none"`` (GRPO), ``beta=0.0`` (RLOO). The generation batch must be even,
     because TRL's own checks run as if there were two generations.
@@ -78,7 +93,7 @@ def single_rollout_config(base: type) -> type:
     def post_init(self: Any) -> None:
         asked = self.num_generations
         if asked == 1:
-            self.num_generations = 2  # TRL refuses one generation a prompt, whose GRPO advantage is always zero
+            self.num_generations = 2  # TRL refuses one generation per prompt, whose GRPO advantage is always zero
             self.num_generations_eval = self.num_generations_eval or 1
         base.__post_init__(self)  # type: ignore[attr-defined]
         self.num_generations = asked
@@ -148,9 +163,9 @@ class _SingleRollout:
             baseline, whiten=whiten, scale_by_std=scale_by_std, warn_after=warn_after, group_size=group_size
         )
         self.last = None
-        self._kept: Any = None  # prompts, rewards a function, columns: of all ranks
+        self._kept: Any = None  # prompts, rewards of each function, columns: of all ranks
         super().__init__(model, reward_funcs, args, *more, **settings)  # pyright: ignore[reportCallIssue]
-        self.hook.warn = self.accelerator.is_main_process  # type: ignore[attr-defined]
+        self.hook.notices.enabled = self.accelerator.is_main_process  # type: ignore[attr-defined]
         self._look_at_data()
 
     def _look_at_data(self) -> None:
@@ -206,7 +221,10 @@ class _SingleRollout:
         prompts, rewards_per_func, columns = self._kept
         mode = "train" if trainer.model.training else "eval"
         rewards = self._total_rewards(rewards_per_func)
-        self.last = self.hook.advantages(prompts, rewards, columns=columns, ungraded="drop", training=mode == "train")
+        log_probs = self._log_probs(output) if self.hook.uses_log_probs else None
+        self.last = self.hook.advantages(
+            prompts, rewards, columns=columns, log_probs=log_probs, ungraded="drop", training=mode == "train"
+        )
         advantages = self.last.advantages_N
         n, rank = len(output["advantages"]), trainer.accelerator.process_index
         own = torch.as_tensor(advantages[rank * n : (rank + 1) * n]).to(output["advantages"])
@@ -219,7 +237,7 @@ class _SingleRollout:
         metrics = trainer._metrics[mode]
         if (trainer.num_generations if mode == "train" else trainer.num_generations_eval) == 1:
             graded = rewards[np.isfinite(rewards)]
-            # TRL's share of groups without any spread. At one rollout a task the batch is the group.
+            # TRL's share of groups without any spread. At one rollout per task the batch is the group.
             metrics["frac_reward_zero_std"][-1] = float(len(graded) == 0 or np.ptp(graded) == 0)
         for key in (
             "baseline",
@@ -234,6 +252,35 @@ class _SingleRollout:
         self._seconds += time.perf_counter() - begin
         metrics["rollonce/seconds"].append(self._seconds)
         return output
+
+    def _log_probs(self, output: dict[str, Any]) -> list[float]:
+        """Log-probability of each completion of all ranks: of the tokens that the policy wrote and trains on.
+
+        vLLM's own where it sampled; TRL's under the same weights where it has computed them; else computed here, which
+        takes a forward pass.
+        """
+        import torch
+        from accelerate.utils import gather_object
+
+        trainer: Any = self
+        mask = output["completion_mask"]
+        if "tool_mask" in output:
+            mask = mask * output["tool_mask"]
+        by_token = output.get("sampling_per_token_logps", output.get("old_per_token_logps"))
+        if by_token is None and "old_logps" in output:  # RLOO has summed them
+            by_token = output["old_logps"][:, None]
+            mask = mask.any(-1, keepdim=True)
+        if by_token is None:
+            with torch.no_grad():
+                by_token, _, _ = trainer._get_per_token_logps_and_entropies(
+                    trainer.model,
+                    torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                    torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                    output["completion_ids"].size(1),
+                    batch_size=trainer.args.per_device_train_batch_size,
+                    **{name: output[name] for name in FORWARD_FIELDS if name in output},
+                )
+        return gather_object(summed_log_probs(by_token, mask).tolist())
 
     def _total_rewards(self, rewards_per_func: Any) -> np.ndarray:
         """The weighted sum over reward functions (N,) float64, NaN where none of them graded the completion; clipped as
@@ -265,7 +312,7 @@ class _SingleRollout:
         path = Path(checkpoint) / STATE_FILE
         if path.exists():
             self.hook.load(path)
-        elif self.hook.warn:
+        elif self.hook.notices.enabled:
             warnings.warn(
                 f"{checkpoint} has no {STATE_FILE}: the baseline starts without history", AdvantageWarning, stacklevel=2
             )

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from rollonce.baselines import LeaveOneOut
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.integrations.hook import AdvantageHook, AdvantageWarning
-from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens
+from rollonce.integrations.hook import AdvantageHook
+from rollonce.integrations.notices import AdvantageWarning
+from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens, summed_log_probs
 from rollonce.setting_rules import Rule, refuse
 
 VARIABLE, STATE_FILE = "ROLLONCE_BASELINE", "rollonce.json"
@@ -49,9 +50,11 @@ class Step(NamedTuple):
     hook: AdvantageHook
     prompts_N: Sequence[Any]
     keys_N: Sequence[str]
+    log_probs_N: Sequence[float] | None
     metrics: dict[str, Any]
 
 
+_LOG_PROB_FIELDS = ["response_mask", "rollout_log_probs", "old_log_probs"]
 _step: ContextVar[Step | None] = ContextVar("rollonce_verl_step", default=None)
 
 
@@ -92,10 +95,24 @@ def gs1(
     rollout_N = [key.rsplit("_", 1)[0] for key in step.keys_N]
     last = {rollout_N[i]: i for i in sorted(range(len(rewards_N)), key=lambda i: _turn(step.keys_N[i]))}
     result = step.hook.advantages(
-        step.prompts_N, [rewards_N[last[r]] for r in rollout_N], keep=_keep(response_mask, index), rollout_ids=rollout_N
+        step.prompts_N,
+        [rewards_N[last[r]] for r in rollout_N],
+        keep=_keep(response_mask, index),
+        rollout_ids=rollout_N,
+        log_probs=step.log_probs_N,
     )
     step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
     return over_tokens(result, token_level_rewards, response_mask)
+
+
+def _log_probs_of(data: Any) -> list[float] | None:
+    """Of each row's response, from the queue's fields, a tensor (T,) per row: the engine's where it gave them, else the
+    actor's own under the same weights."""
+    for name in _LOG_PROB_FIELDS[1:]:
+        if name in data.keys():  # noqa: SIM118  (a TensorDict has no other test)
+            pairs = zip(data[name].unbind(), data["response_mask"].unbind(), strict=True)
+            return [float(summed_log_probs(row[None], mask[None])[0]) for row, mask in pairs]
+    return None
 
 
 def _turn(key: str) -> int:
@@ -120,8 +137,10 @@ class WithPrompts:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         from verl.trainer.ppo.v1.trainer_base import tq
 
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["raw_prompt"])
-        token = _step.set(Step(self._gs1, list(data["raw_prompt"]), list(batch.keys), metrics))
+        fields = ["raw_prompt", *(_LOG_PROB_FIELDS if self._gs1.uses_log_probs else [])]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        log_probs_N = _log_probs_of(data) if self._gs1.uses_log_probs else None
+        token = _step.set(Step(self._gs1, list(data["raw_prompt"]), list(batch.keys), log_probs_N, metrics))
         try:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
