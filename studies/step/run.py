@@ -1,0 +1,175 @@
+"""Measured progress of a training step beside what logs predict and what B_eff says, for one policy.
+
+    python studies/step/run.py NAME --policy DIR [--tasks SOURCE] [...]     # writes studies/step/NAME.json
+    python studies/step/run.py --table                                      # prints the table of all that were written
+
+The rollouts that are measured are the rollouts that the prediction reads: same tasks, same rewards, log-probabilities
+beside them. The exponent is the one measured on them, in the metric of the optimizer (Adam).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+HERE = Path(__file__).parent
+CONSTANTS = (0.1, 0.2)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one policy as plain JSON."""
+    from rollonce.baselines import Constant
+    from rollonce.files import plain_json
+    from rollonce.noise.session import MeasurementSettings, measure_policy
+    from rollonce.policies import LoraSettings, TransformersPolicy, load_embedded
+    from rollonce.reports.noise import noise_json
+    from rollonce.scoring import score_rollouts
+    from rollonce.tasks import TaskRequest, choose, load_tasks, source_of
+
+    more: dict[str, Any] = {"sample_rows": options.sample_rows}
+    if options.template:
+        more["prompt_template"] = Path(options.template).read_text(encoding="utf-8").rstrip("\n")
+    if options.lora_rank:
+        more["lora"] = LoraSettings(options.lora_rank)
+    policy = load_embedded() if options.policy == "embedded" else TransformersPolicy.load(options.policy, **more)
+    numbers = source_of(options.tasks)[0].numbers_for("holdout", options.n_tasks)
+    holdout = load_tasks(options.tasks, TaskRequest(seed=options.seed, **numbers)).holdout
+    tasks = choose(holdout, options.n_tasks, 0) if len(holdout) > options.n_tasks else holdout
+    settings = MeasurementSettings(
+        rollouts=options.rollouts,
+        batch_size=options.batch_size,
+        batches=1000,
+        sketch=4096,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+    )
+    constants = [Constant(value) for value in CONSTANTS]
+    measured = measure_policy(policy, tasks, settings, baselines=constants, tell=tell)
+    exponent = next(e for e in measured.exponents if e.metric == "adam").exponent.value
+    board = score_rollouts(
+        measured.rollouts,
+        fitted=constants,
+        batch_size=options.batch_size,
+        exponent=exponent,
+        n_batches=2000,
+        resamples=0,
+        progress=lambda what, done, total: tell("score", what, done, total),
+    )
+    document = noise_json(measured)
+    predicted = {s.label: plain_json(s) for s in board.scores}
+    for row in document["rows"]:
+        own = predicted.get(row["label"])
+        row["predicted_progress"] = own["progress"] if own else None
+        row["predicted_equivalent_batch"] = own["equivalent_batch"] if own else None
+        row["b_eff_ratio"] = own["ratio"]["value"] if own else None
+    document |= {"name": options.name, "exponent_used": exponent, "options": vars(options)}
+    return document | agreement(document)
+
+
+def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
+    """Rank correlations of measured progress with the prediction and with B_eff, and the size of the prediction.
+
+    Intervals: measured values are drawn anew from log-normal distributions with their own standard
+        errors.
+    """
+    rows = [
+        r
+        for r in document["rows"]
+        if r["predicted_progress"] and r["progress"]["low"] and r["label"] not in ("LOO mean", "oracle (true mean)")
+    ]
+    twins = [r for r in rows if r["label"] not in ("FlashREINFORCE batch mean", "REINFORCE++ (whitened)")]
+    measured, predicted = (
+        np.log([[r[key][end] for end in ("value", "low", "high")] for r in twins])
+        for key in ("progress", "predicted_progress")
+    )
+    b_eff = np.log([r["b_eff_ratio"] for r in twins])
+    rng = np.random.default_rng(0)
+    noise = (measured[:, 2] - measured[:, 1]) / 2 / 2.07
+    drawn = measured[:, 0] + noise * rng.normal(size=(draws, len(twins)))
+
+    def ranked(other: np.ndarray) -> dict[str, float]:
+        value = float(scipy.stats.spearmanr(measured[:, 0], other).statistic)
+        low, high = np.percentile([scipy.stats.spearmanr(d, other).statistic for d in drawn], [2.5, 97.5])
+        return {"value": value, "low": float(low), "high": float(high)}
+
+    x, y = predicted[:, 0], measured[:, 0]
+    scale = float(x @ y / (x @ x))
+    return {
+        "n_baselines": len(twins),
+        "rank_correlation_predicted": ranked(x),
+        "rank_correlation_b_eff": ranked(b_eff),
+        "scale": scale,
+        "worst_after_scale": float(np.abs(scale * x - y).max()),
+        "root_mean_square_after_scale": float(np.sqrt(np.mean((scale * x - y) ** 2))),
+        "typical_error_of_measurement": float(np.median(noise)),
+    }
+
+
+def tell(what: str, detail: str, done: int, total: int) -> None:
+    """A line now and then."""
+    if done % max(1, total // 8) == 0:
+        print(what, detail, done, total, flush=True)
+
+
+def table() -> None:
+    """All policies, as Markdown."""
+    documents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*.json"))]
+    shown = lambda e, d=2: f"{e['value']:.{d}f} [{e['low']:.{d}f}, {e['high']:.{d}f}]"  # noqa: E731
+    print("| policy | baselines | exponent, plain | exponent, Adam | 1% of rollouts carry | rank correlation, predicted "
+          "| rank correlation, B_eff | scale | rms after scale | error of measurement |")  # fmt: skip
+    print("|" + "---|" * 10)
+    for d in documents:
+        e = d["exponents"]
+        print(
+            f"| {d['name']} | {d['n_baselines']} | {shown(e['plain']['exponent'])} | {shown(e['adam']['exponent'])} "
+            f"| {d['approximations']['norm_top_share']:.0%} | {shown(d['rank_correlation_predicted'])} "
+            f"| {shown(d['rank_correlation_b_eff'])} | {d['scale']:.2f} | {d['root_mean_square_after_scale']:.3f} "
+            f"| {d['typical_error_of_measurement']:.3f} |"
+        )
+    for d in documents:
+        print(f"\n### {d['name']} (B = {d['batch_size']})\n")
+        print("| baseline | progress / LOO | equivalent batch | predicted progress | B_eff over LOO's |")
+        print("|---|---|---|---|---|")
+        for r in d["rows"]:
+            if r["progress"]["low"] is None:
+                continue
+            guess = shown(r["predicted_progress"]) if r["predicted_progress"] else "-"
+            ratio = f"{r['b_eff_ratio']:.2f}" if r["b_eff_ratio"] else "-"
+            print(f"| {r['label']} | {shown(r['progress'])} | {shown(r['equivalent_batch'], 0)} | {guess} | {ratio} |")
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--policy", default="embedded")
+    parser.add_argument("--tasks", default="embedded")
+    parser.add_argument("--template", default="", help="a file with {prompt} in it")
+    parser.add_argument("--n-tasks", type=int, default=256)
+    parser.add_argument("--rollouts", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--sample-rows", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        table()
+        return
+    from rollonce.files import write_json_file
+
+    document = measure(options)
+    document["options"]["policy"] = Path(options.policy).name
+    document["options"]["template"] = Path(options.template).name
+    write_json_file(HERE / f"{options.name}.json", document)
+    print({k: document[k] for k in ("rank_correlation_predicted", "rank_correlation_b_eff", "scale")})
+
+
+if __name__ == "__main__":
+    main()
