@@ -120,8 +120,10 @@ def table() -> None:
     """All policies, as Markdown."""
     documents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*.json"))]
     shown = lambda e, d=2: f"{e['value']:.{d}f} [{e['low']:.{d}f}, {e['high']:.{d}f}]"  # noqa: E731
-    print("| policy | baselines | exponent, plain | exponent, Adam | 1% of rollouts carry | rank correlation, predicted "
-          "| rank correlation, B_eff | scale | rms after scale | error of measurement |")  # fmt: skip
+    print(
+        "| policy | baselines | exponent, plain | exponent, Adam | 1% of rollouts carry | rank correlation, predicted "
+        "| rank correlation, B_eff | scale | rms after scale | error of measurement |"
+    )
     print("|" + "---|" * 10)
     for d in documents:
         e = d["exponents"]

@@ -115,3 +115,27 @@ def test_steps_without_other_tasks_are_passed_over():
     w = Watcher([LeaveOneOut()])
     w.step(batch([1.0, 0.0], ["a", "a"]))
     assert w.scores() == []
+
+
+def test_progress_of_a_log_is_the_mean_inverse_norm_of_its_own_steps():
+    from rollonce.baselines import Constant
+
+    rewards = [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+    log_probs = [[-0.5, -3.0, -2.0, -1.0], [-4.0, -1.0, -0.2, -2.0], [-0.3, -0.7, -5.0, -2.0]]
+    watcher = Watcher([Constant(0.2)], exponent=2.0)
+    means = {"loo": [], "constant": []}
+    for r, l in zip(rewards, log_probs, strict=True):
+        watcher.step(Batch.of(["a", "b", "c", "d"], r, log_probs=l))
+        r, s = np.array(r), -np.array(l)
+        for name, b in (("loo", (r.sum() - r) / 3), ("constant", 0.2)):
+            means[name].append((((r - b) ** 2) * s**2).sum() ** -0.5)
+    scores = {s.label: s for s in watcher.scores()}
+    expected = np.mean(means["constant"]) / np.mean(means["loo"])
+    got = scores["constant 0.2"].progress
+    assert got is not None
+    assert got.value == pytest.approx(expected)
+    assert got.low < expected < got.high
+    assert scores["LOO mean"].progress.value == pytest.approx(1.0)
+    plain = Watcher([Constant(0.2)])
+    plain.step(Batch.of(["a", "b"], [1.0, 0.0], log_probs=[-1.0, -1.0]))
+    assert all(s.progress is None for s in plain.scores())

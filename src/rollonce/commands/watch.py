@@ -60,6 +60,9 @@ class Args:
     """Fit the boosted-trees critic as well (slow: a model each step)."""
     baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
     """A saved baseline to rank as well, as it was fitted."""
+    exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """How squared gradient norms grow with the surprisal (what `rollonce noise --save` wrote, or a number): predicts
+    the progress of each baseline's step where the log has log-probabilities."""
     json: Flag = False
     """Print JSON and nothing else; with --follow a line each time something was added."""
     reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
@@ -90,7 +93,7 @@ def _replay(args: Args) -> int:
         raise InputError("watch reads one log at a time; name one")
     with Bars() as bars:
         table = read(source[0], args.reader, bars)
-        watcher = Watcher(_baselines(args, table.tasks))
+        watcher = Watcher(_baselines(args, table.tasks), _exponent(args))
         steps = list(steps_of(table, args.batch_size))
         shown = -math.inf
         for i, step in enumerate(steps, 1):
@@ -121,6 +124,12 @@ def _replay(args: Args) -> int:
         console.print(f"Note: {note}", style="yellow", markup=False)
     print_decision(console, decision)
     return 0
+
+
+def _exponent(args: Args) -> float | None:
+    from rollonce.scoring.exponent import read_exponent
+
+    return read_exponent(args.exponent) if args.exponent is not None else None
 
 
 def _no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
@@ -179,7 +188,7 @@ class _Growing:
         columns = {
             name: [batch.tasks.column(name)[i] for batch, i in where.values()] for name in step.tasks.column_names
         }
-        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns)))
+        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns)), _exponent(self.args))
         for old in self.steps:
             self.watcher.step(old)
 
@@ -246,20 +255,23 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
             told = True
         return args.idle is not None and time.monotonic() - last > args.idle
 
-    waiting: list[Any] = []  # (step, prompt, id, reward, columns ...)
+    waiting: list[Any] = []  # (step, prompt, id, reward, log-probability, columns ...)
     names: list[str] = []
 
     def batch(rows: Sequence[Any]) -> Batch:
-        columns = {name: [r[4 + k] for r in rows] for k, name in enumerate(names)}
+        columns = {name: [r[5 + k] for r in rows] for k, name in enumerate(names)}
         return Batch(
-            Tasks([r[1] for r in rows], [r[2] for r in rows], columns), np.array([r[3] for r in rows], dtype=np.float64)
+            Tasks([r[1] for r in rows], [r[2] for r in rows], columns),
+            np.array([r[3] for r in rows], dtype=np.float64),
+            log_probs_B=np.array([r[4] for r in rows], dtype=np.float64),
         )
 
     for rows in follow(log, poll=args.poll, stop=stop, **args.reader.keywords()):
         last = time.monotonic()
         names = list(rows.columns)
         steps = [None] * len(rows.prompts) if rows.steps_B is None else rows.steps_B.tolist()
-        waiting += zip(steps, rows.prompts, rows.task_ids, rows.rewards_B.tolist(), *rows.columns.values(), strict=True)
+        fields = (steps, rows.prompts, rows.task_ids, rows.rewards_B.tolist(), rows.log_probs_B.tolist())
+        waiting += zip(*fields, *rows.columns.values(), strict=True)
         own_steps = waiting[0][0] is not None and args.batch_size is None
         size = args.batch_size or 32
         while waiting:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollonce.reports.bars import axis, bar_range, can_draw, draw_bar, encodable
-from rollonce.reports.words import interval, number, precision
+from rollonce.reports.words import interval, number, precision, with_interval
 from rollonce.scoring import WatchScore
 
 
@@ -21,7 +21,10 @@ def watch_view(console: Console, name: str, scores: Sequence[WatchScore]) -> Gro
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("95%", no_wrap=True)
     table.add_column("last 20", justify="right", no_wrap=True)
-    size = max(9, min(41, console.width - 70))
+    predicted = any(s.progress is not None for s in scores)
+    if predicted:
+        table.add_column("progress / LOO", justify="right", no_wrap=True)
+    size = max(9, min(41, console.width - (90 if predicted else 70)))
     low, high = bar_range(scores)
     table.add_column(axis(low, high, size), no_wrap=True, min_width=size)
     for score in scores:
@@ -33,6 +36,8 @@ def watch_view(console: Console, name: str, scores: Sequence[WatchScore]) -> Gro
             interval(ratio),
             number(score.recent),
         ]
+        if predicted:
+            cells.append(with_interval(score.progress) if score.progress is not None else "-")
         bar = Text(draw_bar(ratio, low, high, size, can_draw(console)), style=style)
         label = score.label + ("*" if score.scored_as else "")
         table.add_row(Text(encodable(console, label)), *(Text(encodable(console, c)) for c in cells), bar)

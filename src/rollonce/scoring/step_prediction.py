@@ -80,7 +80,7 @@ class StepPredictor:
             logs = []
             for size in sizes:
                 advantages = rewards_KM[:, :size] - _loo(rewards_KM[:, :size])
-                value = _inverse_norms(advantages / size * b, surprisals_KB[:, :size], a).mean()
+                value = inverse_norms(advantages / size * b, surprisals_KB[:, :size], a).mean()
                 logs.append(np.log(value / own_K.mean()) if value > 0 and own_K.mean() > 0 else np.nan)
             usable = np.isfinite(logs)
             self._curves.append(BatchCurve(np.array(sizes)[usable] / b, np.array(logs)[usable]))
@@ -112,7 +112,7 @@ class StepPredictor:
         return columns_KM, table.rewards_R[rollout_KM], self._surprisals_R[rollout_KM]
 
     def _values(self, advantages_KB: FloatArray, surprisals_KB: FloatArray) -> list[FloatArray]:
-        return [_inverse_norms(advantages_KB, surprisals_KB, a) for a in self.exponents]
+        return [inverse_norms(advantages_KB, surprisals_KB, a) for a in self.exponents]
 
 
 def _known_rollouts(table: Rollouts) -> tuple[IntArray, IntArray, IntArray]:
@@ -136,7 +136,7 @@ def _loo(rewards_KB: FloatArray) -> FloatArray:
     return (rewards_KB.sum(axis=1, keepdims=True) - rewards_KB) / (n - 1)
 
 
-def _inverse_norms(advantages_KB: FloatArray, surprisals_KB: FloatArray, exponent: float) -> FloatArray:
+def inverse_norms(advantages_KB: FloatArray, surprisals_KB: FloatArray, exponent: float) -> FloatArray:
     """``(sum A^2 S^a)^(-1/2)`` of each batch (K,); 0 where no advantage is left but rounding."""
     scale = max(float(np.abs(advantages_KB).max(initial=0.0)), 1e-300)
     advantages_KB = np.where(np.abs(advantages_KB) > 1e-9 * scale, advantages_KB, 0.0)
@@ -170,4 +170,4 @@ def between(predictions: list[StepPrediction]) -> tuple[Estimate, Estimate]:
     return joined([p.progress for p in predictions]), joined([p.equivalent_batch for p in predictions])
 
 
-__all__ = ["UNMEASURED", "StepPrediction", "StepPredictor", "between"]
+__all__ = ["UNMEASURED", "StepPrediction", "StepPredictor", "between", "inverse_norms"]

@@ -1,8 +1,12 @@
 """Ranks baselines from ordinary training logs with one rollout per task: ``E[A^2] = s2 + MSE`` needs no repeats.
 
 ``r_i`` and ``b_i`` are independent given the task, so the ratio of two baselines' B_eff is the inverse ratio of their
-mean squared advantages (MATH: section 3). In logs with groups, or where a task comes twice in a step, a row's siblings
-are hidden from it (`rollonce.scoring.visibility`): a sibling has similarity 1 and would pass for skill.
+mean squared advantages (docs/mathematics.md, "Effective batch size"). In logs with groups, or where a task comes
+twice in a step, a row's siblings are hidden from it (`rollonce.scoring.visibility`): a sibling has similarity 1 and
+would pass for skill.
+
+Where the log has log-probabilities, the progress of each baseline's step is predicted as well
+(`rollonce.scoring.step_prediction`), on the very batches that were trained on.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from rollonce.baselines import Baseline, Batch, History, LeaveOneOut
 from rollonce.rollouts import FloatArray, Rollouts
 from rollonce.scoring.intervals import jackknife_error, log_interval
 from rollonce.scoring.moments import Estimate
+from rollonce.scoring.step_prediction import inverse_norms
 from rollonce.scoring.visibility import prompt_keys_of_log
 
 
@@ -29,6 +34,8 @@ class WatchScore(NamedTuple):
         recent: The same over the newest 20 steps.
         steps, rows: Counted.
         scored_as: Label of the leave-one-out twin that stood in, or "".
+        progress: Of a training step over LOO's, predicted from log-probabilities, with a jackknife interval over steps;
+            None without them or without an exponent.
     """
 
     label: str
@@ -38,6 +45,7 @@ class WatchScore(NamedTuple):
     steps: int
     rows: int
     scored_as: str
+    progress: Estimate | None = None
 
 
 class Watcher:
@@ -45,9 +53,10 @@ class Watcher:
 
     Args:
         baselines: Fitted baselines; the in-batch LOO mean is added. None may need groups.
+        exponent: Of the surprisal, to predict progress from log-probabilities with; None predicts nothing.
     """
 
-    def __init__(self, baselines: Sequence[Baseline]) -> None:
+    def __init__(self, baselines: Sequence[Baseline], exponent: float | None = None) -> None:
         twins = [(b.label, b.twin()) for b in baselines if not b.tags.needs_groups]
         if not any(isinstance(t, LeaveOneOut) and not t.window and label == t.label for label, t in twins):
             twins.insert(0, (LeaveOneOut().label, LeaveOneOut()))
@@ -55,23 +64,33 @@ class Watcher:
         self._loo = next(
             i for i, (label, t) in enumerate(twins) if isinstance(t, LeaveOneOut) and not t.window and label == t.label
         )
+        self.exponent = exponent
         self._sums: list[FloatArray] = []
+        self._inverse_norms: list[FloatArray] = []
         self._rows: list[int] = []
 
     def step(self, batch: Batch) -> None:
         """Score one step's rollouts, then let them join the histories. Steps in which no row sees another task are
         passed over."""
         keys = batch.tasks.prompt_keys
-        sums = np.zeros(len(self.baselines))
+        sums, norms = np.zeros(len(self.baselines)), np.full(len(self.baselines), np.nan)
+        log_probs_B = batch.log_probs_B
+        predicts = self.exponent is not None and log_probs_B is not None and bool(np.isfinite(log_probs_B).all())
         counted = len(np.unique(keys)) > 1
         if counted:
             for k, (_, baseline) in enumerate(self.baselines):
                 b = predict_without_siblings(baseline, batch)
                 sums[k] = float(((batch.rewards_B - b) ** 2).sum())
+                if predicts:
+                    assert log_probs_B is not None
+                    assert self.exponent is not None
+                    surprisals = np.maximum(-log_probs_B, 0.0)[None]
+                    norms[k] = inverse_norms((batch.rewards_B - b)[None], surprisals, self.exponent)[0]
         for _, baseline in self.baselines:
             baseline.observe(batch)
         if counted:
             self._sums.append(sums)
+            self._inverse_norms.append(norms)
             self._rows.append(len(batch))
 
     def scores(self) -> list[WatchScore]:
@@ -81,6 +100,8 @@ class Watcher:
         sums, rows = np.array(self._sums), np.array(self._rows)
         total = sums.sum(axis=0)
         n = len(rows)
+        known = np.array(self._inverse_norms)
+        known = known[np.isfinite(known).all(axis=1)]
         out = []
         for k, (label, baseline) in enumerate(self.baselines):
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -98,9 +119,21 @@ class Watcher:
                     n,
                     int(rows.sum()),
                     scored_as,
+                    _progress(known, k, self._loo) if len(known) else None,
                 )
             )
         return sorted(out, key=lambda s: s.mean_squared_advantage)
+
+
+def _progress(inverse_norms_SA: FloatArray, k: int, loo: int) -> Estimate:
+    """Mean inverse norm of a baseline's steps over LOO's, with a jackknife interval over steps."""
+    total = inverse_norms_SA.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = total[k] / total[loo]
+        log_rest = np.log(total[k] - inverse_norms_SA[:, k]) - np.log(total[loo] - inverse_norms_SA[:, loo])
+    n = len(inverse_norms_SA)
+    se = jackknife_error(log_rest) if n > 2 and np.isfinite(log_rest).all() else np.nan
+    return log_interval(ratio, se, max(n - 1, 1))
 
 
 def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
@@ -136,4 +169,5 @@ def steps_of(rollouts: Rollouts, batch_size: int | None = None) -> Iterator[Batc
         size = batch_size or 32
         groups = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
     for rows in groups:
-        yield Batch(rollouts.tasks.take(task_of[rows]), rollouts.rewards_R[rows])
+        log_probs_B = rollouts.log_probs_R[rows] if rollouts.log_probs_R is not None else None
+        yield Batch(rollouts.tasks.take(task_of[rows]), rollouts.rewards_R[rows], log_probs_B=log_probs_B)
