@@ -261,7 +261,13 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
 
 def _load(place: str, request: TaskRequest) -> TaskSplits:
     numbers = request.numbers(train=1024, holdout=128, test=256)
-    return reasoning_gym_tasks(parse_mixture(place), **numbers, seed=request.seed)
+    return reasoning_gym_tasks(
+        parse_mixture(place),
+        train=numbers["train"],
+        holdout=numbers["holdout"],
+        test=numbers["test"],
+        seed=request.seed,
+    )
 
 
 REASONING_GYM = Source("reasoning-gym", _load, place="MIXTURE", is_endless=True)
