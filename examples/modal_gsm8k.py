@@ -36,7 +36,7 @@ except ModuleNotFoundError:  # the functions below are plain Python
 THERE, KEPT, WORK = "/rollonce", "/kept", "/tmp/rollonce-work"  # in the container: this repository, the Volume, a disk
 ROOT = Path(THERE) if Path(THERE).is_dir() else Path(__file__).resolve().parents[1]
 SPEC = "specs/gs1_vs_grpo_gsm8k.spec.json"
-GPU, DOLLARS_PER_HOUR = "H100", 3.95  # modal.com/pricing as remembered, late 2025: give --dollars-per-hour of today
+GPU, DOLLARS_PER_HOUR = "H100", 3.95  # late 2025; see modal.com/pricing, and give --dollars-per-hour
 SAVE_EVERY_S, START_MINUTES, RESTARTS = 120.0, 10, 8
 ASK_FOR_A_BOX = "{prompt} Write your answer in \\boxed{} format."  # the recipe's suffix
 BAD_INPUT = 2

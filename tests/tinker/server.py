@@ -52,11 +52,14 @@ class TinkerServer:
         model: Directory of the base model.
         port: Where to listen, default a free one.
         cache: Where compiled programs are kept, so that a second server compiles nothing anew.
+        rank: The largest LoRA rank.
     """
 
-    def __init__(self, directory: Path, model: Path, port: int | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, model: Path | str, port: int | None = None, cache: Path | None = None, rank: int = 8
+    ) -> None:
         self.directory = Path(directory)
-        self.model = Path(model)
+        self.model, self.rank = model, rank
         self.port = port or free_port()
         self.cache = cache or self.directory / "jax_cache"
         self.log = self.directory / "server.log"
@@ -85,7 +88,7 @@ class TinkerServer:
             "base_model": str(self.model),
             "backend": "jax",
             # Every batch is padded to 32 rollouts: each new shape would be compiled for seconds.
-            "backend_config": {"max_lora_adapters": SLOTS, "max_lora_rank": 8, "sample_max_num_sequences": 32},
+            "backend_config": {"max_lora_adapters": SLOTS, "max_lora_rank": self.rank, "sample_max_num_sequences": 32},
             "checkpoints_base": str(self.directory / "checkpoints"),
             "database_url": f"sqlite:///{self.directory / 'tinker.db'}",
             # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, and a recipe's
