@@ -16,7 +16,8 @@ from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec
 from rollonce.tasks import Task, TaskSet
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, str, int, int], None]
+"""(name, what is counted, done, total)."""
 
 
 class StageFailed(Exception):

@@ -40,7 +40,7 @@ from rollonce.experiments.preflight import OwnPath
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
-from rollonce.run_directory import CHECKPOINT_FILE, INTERRUPTED, POLICY_FOLDER
+from rollonce.run_directory import CHECKPOINT_FILE, INTERRUPTED, POLICY_FOLDER, StepRecord
 from rollonce.tasks import Task, TaskSet, TaskSplits, grade, load_tasks, source_of, worked_solutions
 from rollonce.training.config import RunConfig, validated
 
@@ -349,7 +349,7 @@ class LoopEngine:
                 "prompt_tokens": sum(self.prompt_lengths(batch.tasks.prompts)),
             }
 
-        def on_step(record: dict[str, Any]) -> None:
+        def on_step(record: StepRecord) -> None:
             row = told.pop(record["step"])
             row |= {
                 "group_size": int(np.unique(row["task_ids"], return_counts=True)[1].max()),

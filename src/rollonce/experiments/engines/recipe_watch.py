@@ -94,11 +94,12 @@ def watch_sdk(watch: Watch) -> None:
     for name in ("optim_step", "optim_step_async"):
         original = getattr(tinker.TrainingClient, name)
 
-        def step(
-            self: Any, adam_params: Any, *args: Any, _original: Callable[..., Any] = original, **kwargs: Any
-        ) -> Any:
-            watch.sent(adam_params)
-            return _original(self, adam_params, *args, **kwargs)
+        def step(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
+            # Wherever a version of the SDK takes them: by position, or under one of two names.
+            for value in (*args[1:], *kwargs.values()):
+                if isinstance(value, tinker.AdamParams):
+                    watch.sent(value)
+            return _original(*args, **kwargs)
 
         setattr(tinker.TrainingClient, name, functools.wraps(original)(step))
 
