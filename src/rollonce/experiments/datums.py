@@ -190,10 +190,20 @@ def compare_signals(what: str, ours: Signal, other: Signal, loss: Tolerance, gra
     cosines, ok, largest = [], True, 0.0
     for a, b in ((ours.to_log_probs, other.to_log_probs), (ours.to_parameters, other.to_parameters)):
         if a.shape != b.shape:
-            return Comparison(what, ours.loss, other.loss, loss_ok, float("inf"), 0.0, False, False)
+            largest, cosines, ok = float("inf"), [0.0], False
+            break
         ok = ok and bool((np.abs(a - b) <= gradient.atol + gradient.rtol * np.abs(b)).all())
         largest = max(largest, float(np.abs(a - b).max()))
         norm = float(np.linalg.norm(a) * np.linalg.norm(b))
         cosines.append(float(a @ b) / norm if norm > 0 else 0.0)
     ok = ok and min(cosines) >= (gradient.min_cosine if gradient.min_cosine is not None else -1.0)
-    return Comparison(what, ours.loss, other.loss, loss_ok, largest, min(cosines), ok, loss_ok and ok)
+    return Comparison(
+        what=what,
+        loss=ours.loss,
+        other_loss=other.loss,
+        loss_ok=loss_ok,
+        gradient_difference=largest,
+        cosine=min(cosines),
+        gradient_ok=ok,
+        passed=loss_ok and ok,
+    )

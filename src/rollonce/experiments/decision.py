@@ -127,18 +127,18 @@ def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> 
         up, down = sorted(pair, key=lambda k: -c.weights[k])
         test = mcnemar(used[up], used[down])
     return CriterionResult(
-        c.id,
-        c.margin,
-        alpha,
-        len(d),
-        {key: float(np.nanmean(g)) for key, g in used.items()},
-        unanswered,
-        interval,
-        _outer(empirical_bernstein, worst, best, low, high, alpha),
-        _outer(betting, worst, best, low, high, alpha),
-        test,
-        verdict,
-        _sentence(verdict, c, interval, len(d), alpha, high - low),
+        id=c.id,
+        margin=c.margin,
+        alpha=alpha,
+        n=len(d),
+        means={key: float(np.nanmean(g)) for key, g in used.items()},
+        unanswered=unanswered,
+        hoeffding=interval,
+        bernstein=_outer(empirical_bernstein, worst, best, low=low, high=high, alpha=alpha),
+        betting=_outer(betting, worst, best, low=low, high=high, alpha=alpha),
+        mcnemar=test,
+        verdict=verdict,
+        sentence=_sentence(verdict, c, interval, n=len(d), alpha=alpha, width=high - low),
     )
 
 
@@ -158,6 +158,7 @@ def _outer(
     method: Callable[[FloatArray, float, float, float], Interval],
     worst: FloatArray,
     best: FloatArray,
+    *,
     low: float,
     high: float,
     alpha: float,
@@ -166,7 +167,7 @@ def _outer(
     return Interval((below.value + above.value) / 2, below.low, above.high)
 
 
-def _sentence(verdict: Verdict, c: Criterion, i: Interval, n: int, alpha: float, width: float) -> str:
+def _sentence(verdict: Verdict, c: Criterion, i: Interval, *, n: int, alpha: float, width: float) -> str:
     said = (
         f"a difference of {i.value:+.4f} with the {1 - alpha:.4g} interval [{i.low:+.4f}, {i.high:+.4f}] over {n} items"
     )

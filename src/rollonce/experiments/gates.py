@@ -27,7 +27,7 @@ N_BATCHES, RESAMPLES = 10_000, 200
 NONZERO = 1e-6
 
 
-class CheckResult(NamedTuple):
+class GateResult(NamedTuple):
     """One predicate. ``values`` are what was measured: one number, or one an arm where it must hold in each."""
 
     metric: str
@@ -58,7 +58,7 @@ def limits(low: float | None, high: float | None) -> str:
     return " and ".join(([f">= {low:g}"] if low is not None else []) + ([f"<= {high:g}"] if high is not None else []))
 
 
-def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[CheckResult]:
+def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[GateResult]:
     """The predicates of one part of the gate (``offline`` or ``pilot``), in their order. What was not measured
     fails."""
     out = []
@@ -70,7 +70,10 @@ def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[
             v is not None and math.isfinite(v) and (c.min is None or v >= c.min) and (c.max is None or v <= c.max)
             for v in values
         ]
-        out.append(CheckResult(c.metric, values, c.min, c.max, bool(inside) and all(inside), c.measures))
+        passed = bool(inside) and all(inside)
+        out.append(
+            GateResult(metric=c.metric, values=values, min=c.min, max=c.max, passed=passed, measures=c.measures)
+        )
     return out
 
 
@@ -93,19 +96,19 @@ class OfflineScore(NamedTuple):
         note: Why there is no ratio, or "".
     """
 
-    ratio: float | None
-    ratio_se: float | None
-    closed_form: float | None
-    interval: tuple[float, float] | None
-    agree: bool
-    b_eff: float | None
-    loo: float | None
     s2: float
     tau2: float
     mean_reward: float
     n_tasks: int
     batch_size: int
-    note: str
+    ratio: float | None = None
+    ratio_se: float | None = None
+    closed_form: float | None = None
+    interval: tuple[float, float] | None = None
+    agree: bool = False
+    b_eff: float | None = None
+    loo: float | None = None
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -145,7 +148,7 @@ def offline_score(
     table = Rollouts.from_groups(list(rewards), list(prompts), task_ids=[str(i) for i in range(n)], name="calibration")
     m = moments(table)
     s2, tau2, mean = float(m.s2.value), float(m.tau2.value), float(np.mean([np.mean(r) for r in rewards]))
-    empty = OfflineScore(None, None, None, None, False, None, None, s2, tau2, mean, n, batch_size, "")
+    empty = OfflineScore(s2=s2, tau2=tau2, mean_reward=mean, n_tasks=n, batch_size=batch_size)
     # Not s2 == 0: eight times -0.1 have a mean that is off by rounding, and a variance of 1e-34.
     if all(len(set(r)) == 1 for r in rewards):
         same = (

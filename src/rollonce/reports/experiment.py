@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from rollonce import __version__
 from rollonce.errors import InputError
-from rollonce.experiments.gates import CheckResult
+from rollonce.experiments.gates import GateResult
 from rollonce.experiments.ledger import TOUCHED, Ledger, ledger_path
 from rollonce.experiments.prices import PRICES, Price
 from rollonce.experiments.records import RECORDS, Chain, Record
@@ -179,11 +179,11 @@ def unanswered(evaluation: dict[str, Any]) -> list[str]:
     return evaluation.get("unanswered", evaluation.get("over_time_limit", []))
 
 
-def _checks(latest: dict[str, Record]) -> list[CheckResult]:
+def _checks(latest: dict[str, Record]) -> list[GateResult]:
     found = []
     for stage in ("gate_offline", "gate_online"):
         if stage in latest:
-            found += [CheckResult(**c) for c in latest[stage].data.get("checks", [])]
+            found += [GateResult(**c) for c in latest[stage].data.get("checks", [])]
     return found
 
 
