@@ -73,7 +73,9 @@ def _pins(run: ExperimentRun) -> Record:
         named = [f"{path} pinned at run time" for path in run.loaded.unresolved]
         return StageResult(True, {"resolved": found.resolved, "identity": run.engine.identity(), "deviations": named})
 
-    return run.enter("pins", {"pins": digest(found.resolved), "engine": digest(run.engine.identity())}, body)
+    # A commit is known in a checkout alone; the hash over the files says the same wherever they lie.
+    pinned = {path: {k: v for k, v in pin.items() if k != "commit"} for path, pin in found.resolved.items()}
+    return run.enter("pins", {"pins": digest(pinned), "engine": digest(run.engine.identity())}, body)
 
 
 def _audit(run: ExperimentRun) -> Record:
