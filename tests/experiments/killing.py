@@ -69,6 +69,12 @@ def child(spec: Path, directory: Path, die_at: int | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def findings(chain: Chain) -> list[dict[str, object]]:
+    """Of the gate and the verdict; all but the time that it took."""
+    found = [r.data for r in chain.records if r.stage in ("decision", "gate_offline")]
+    return [{k: v for k, v in data.items() if k != "used"} for data in found]
+
+
 def main() -> None:
     folder, first, step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     spec = folder / "small.spec.json"
@@ -77,7 +83,7 @@ def main() -> None:
     assert child(spec, whole, None) == 0
     code, sentence, events = json.loads((whole / "end.json").read_text())
     results = {"code": code, "sentence": sentence, "events": events, "bad": []}
-    wanted = [r.data for r in Chain(whole).records if r.stage in ("decision", "gate_offline")]
+    wanted = findings(Chain(whole))
     for die_at in range(first, events + 1, step):
         directory = folder / f"killed{die_at}"
         killed = child(spec, directory, die_at)
@@ -90,7 +96,7 @@ def main() -> None:
         chain = Chain(directory)
         if json.loads((directory / "end.json").read_text())[:2] != [code, sentence]:
             results["bad"].append(f"{die_at}: ended otherwise")
-        if [r.data for r in chain.records if r.stage in ("decision", "gate_offline")] != wanted:
+        if findings(chain) != wanted:
             results["bad"].append(f"{die_at}: other numbers")
         stages = [r.stage for r in chain.records]
         if len(set(stages)) != len(stages):

@@ -71,9 +71,7 @@ def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[
             for v in values
         ]
         passed = bool(inside) and all(inside)
-        out.append(
-            GateResult(metric=c.metric, values=values, min=c.min, max=c.max, passed=passed, measures=c.measures)
-        )
+        out.append(GateResult(metric=c.metric, values=values, min=c.min, max=c.max, passed=passed, measures=c.measures))
     return out
 
 
