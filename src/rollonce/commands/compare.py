@@ -38,7 +38,9 @@ class Args:
     seeds: Annotated[tuple[int, ...], arg(metavar="N ...")] = ()
     """Instead of the file's."""
     processes: Annotated[int | None, arg(metavar="N")] = None
-    """At once, a thread each; default one a core."""
+    """Runs at once, one thread each; default one per device, or per core."""
+    devices: Annotated[tuple[str, ...], arg(metavar="DEVICE ...")] = ()
+    """A device for each run: auto (every GPU), or cuda:0 cuda:1 ..."""
     report: Annotated[str | None, arg(metavar="FILE.html")] = None
     """Write the page there; default DIR/report.html."""
     json: Flag = False
@@ -48,7 +50,7 @@ class Args:
 def run(args: Args) -> int:
     """Run what is missing, then report. Exit code 1 if a run could not be made, 130 if stopped."""
     from rollonce.training import need_extra
-    from rollonce.training.config import CompareConfig, validated
+    from rollonce.training.config import CompareConfig, ExperimentConfig, validated
     from rollonce.training.loading import load_config, runs_of
 
     config = load_config(args.config)
@@ -59,9 +61,13 @@ def run(args: Args) -> int:
     changes = {
         "seeds": args.seeds or config.compare.seeds,
         "processes": config.compare.processes if args.processes is None else args.processes,
+        "devices": ("auto" if args.devices == ("auto",) else args.devices) or config.compare.devices,
     }
     section = validated(CompareConfig, {**config.compare.model_dump(), **changes}, "the options")
-    config = config.model_copy(update={"compare": section})
+    # Checked with the rest of the file: some options exclude some of its keys.
+    config = validated(
+        ExperimentConfig, {**config.model_dump(exclude_unset=True), "compare": section.model_dump()}, "the options"
+    )
     check_start(config)
     out = Path(args.out or f"runs/{Path(args.config).stem}")
     if args.report and Path(args.report).resolve().parent not in (

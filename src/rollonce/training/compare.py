@@ -16,6 +16,7 @@ from rollonce.errors import InputError
 from rollonce.files import write_json_file
 from rollonce.run_directory import CONFIG_FILE, INTERRUPTED, PLAN_FILE, ArmPlan, ComparisonPlan, run_folder
 from rollonce.training.config import ExperimentConfig, RunConfig
+from rollonce.training.devices import Place, check_device, with_devices
 from rollonce.training.files import result_of, same_config
 from rollonce.training.loading import runs_of
 
@@ -84,6 +85,7 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
     Raises:
         InputError: a run there of another configuration, or a disk that is full.
     """
+    config, places = with_devices(config)
     runs = runs_of(config)
     for run in runs:
         directory = run_folder(out, run.name, run.seed)
@@ -91,18 +93,16 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
             same_config(run, directory)
     write_plan(config, out, runs)
     waiting = [run for run in runs if result_of(run_folder(out, run.name, run.seed)) is None]
-    outcome = _Pool(waiting, out, len(runs), config.train.steps, tell).run(
-        config.compare.processes or os.cpu_count() or 1
-    )
-    return outcome
+    return _Pool(waiting, out, total=len(runs), steps=config.train.steps, places=places, tell=tell).run()
 
 
 class _Worker:
-    """A worker process and the run it is at."""
+    """A worker process, the place where its runs are, and the run it is at."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self.place = place
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", **place.environment}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rollonce.training.worker"],
             stdin=subprocess.PIPE,
@@ -123,24 +123,40 @@ class _Worker:
         self.process.stdin.write((json.dumps(job) + "\n").encode())
         self.process.stdin.flush()
 
+    @property
+    def label(self) -> str:
+        assert self.run is not None
+        where = f" on {self.place.name}" if self.place.name else ""
+        return f"{self.run.name} seed {self.run.seed}{where}"
+
     def close(self) -> None:
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
 
 
 class _Pool:
+    """Workers on the places there are, and the runs that wait for one."""
+
     def __init__(
-        self, waiting: list[RunConfig], out: Path, total: int, steps: int, tell: Callable[[Progress], None] | None
+        self,
+        waiting: Sequence[RunConfig],
+        out: Path,
+        *,
+        total: int,
+        steps: int,
+        places: Sequence[Place],
+        tell: Callable[[Progress], None] | None,
     ) -> None:
         self.waiting, self.out, self.total, self.steps, self.tell = list(waiting), out, total, steps, tell
+        self.free = list(places)
         self.done = total - len(waiting)
         self.errors: list[str] = []
         self.interrupted = False
         self.workers: list[_Worker] = []
 
-    def run(self, processes: int) -> ComparisonOutcome:
+    def run(self) -> ComparisonOutcome:
         with selectors.DefaultSelector() as selector:
-            for _ in range(min(processes, len(self.waiting))):
+            for _ in range(min(len(self.free), len(self.waiting))):
                 self._hire(selector)
             while selector.get_map():
                 try:
@@ -172,8 +188,8 @@ class _Pool:
         return ComparisonOutcome(self.done, self.errors, self.interrupted)
 
     def _hire(self, selector: selectors.BaseSelector) -> None:
-        """One more process, for the next run that waits."""
-        worker = _Worker()
+        """One more process, on a free place, for the next run that waits."""
+        worker = _Worker(self.free.pop(0))
         self.workers.append(worker)
         assert worker.process.stdout is not None
         assert worker.process.stderr is not None
@@ -191,11 +207,7 @@ class _Pool:
             else:
                 self._finish(worker, event)
         if self.tell is not None:
-            at = [
-                f"{w.run.name} seed {w.run.seed} step {w.step}: reward {w.reward:.2f}"
-                for w in self.workers
-                if w.run is not None
-            ]
+            at = [f"{w.label} step {w.step}: reward {w.reward:.2f}" for w in self.workers if w.run is not None]
             steps = self.done * self.steps + sum(w.step for w in self.workers if w.run is not None)
             self.tell(Progress(self.done, self.total, steps, self.total * self.steps, at))
 
@@ -203,7 +215,7 @@ class _Pool:
         run = worker.run
         assert run is not None
         if event["event"] == "error":
-            self.errors.append(f"{run.name} seed {run.seed}: {event['message']}")
+            self.errors.append(f"{worker.label}: {event['message']}")
             self._skip_if_never_begun(worker, run)
         elif event["result"]["status"] != INTERRUPTED:
             self.done += 1
@@ -214,8 +226,9 @@ class _Pool:
             worker.close()
 
     def _ended(self, worker: _Worker) -> None:
-        """A worker is gone: as told, or killed in the middle of a run."""
+        """A worker is gone: as told, or killed in the middle of a run. Its place is free."""
         code = worker.process.wait()
+        self.free.append(worker.place)
         if worker.run is not None and not self.interrupted:
             words = worker.last_words.decode(errors="replace").strip().splitlines()
             why = (
@@ -223,10 +236,7 @@ class _Pool:
                 if code < 0
                 else f"ended with code {code}: {words[-1] if words else 'no message'}"
             )
-            self.errors.append(
-                f"{worker.run.name} seed {worker.run.seed}: its process {why}; the same command goes on from its "
-                "checkpoint"
-            )
+            self.errors.append(f"{worker.label}: its process {why}; the same command goes on from its checkpoint")
             self._skip_if_never_begun(worker, worker.run)
             worker.run = None
 
@@ -252,9 +262,8 @@ def check_start(config: ExperimentConfig) -> None:
     from rollonce.training.rolling import tasks_of
 
     if config.policy.engine == "local":
-        from rollonce.training.learners.local import check_device
-
-        check_device(config.policy)
+        with_devices(config)
+        check_device(config.policy.device)
     splits = tasks_of(config.tasks)
     for name, arm in config.arms.items():
         if config.train.rollouts // arm.group_size > len(splits.train):

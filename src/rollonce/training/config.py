@@ -295,13 +295,23 @@ class CompareConfig(Section):
 
     Attributes:
         seeds: Each gives an order of tasks and a stream of samples; the same in all arms.
-        processes: At once, one thread each; None: as many as there are cores.
+        processes: Runs at once, one thread each; None: as many as there are devices, or cores without ``devices``.
+        devices: A device for each run: ``"auto"`` (every GPU there is) or a list like ``["cuda:0", "cuda:1"]``. Runs
+            that have none wait until one is free. Instead of ``policy.device``. None: all runs on that one.
         reference: The arm that others are compared with; None: ``flashreinforce`` if there is one, else the first.
     """
 
     seeds: tuple[Natural, ...] = (0,)
     processes: Count | None = None
+    devices: Literal["auto"] | tuple[str, ...] | None = None
     reference: str | None = None
+
+    @field_validator("devices")
+    @classmethod
+    def _named(cls, devices: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+        if devices == ():
+            raise ValueError('devices must name at least one, as in ["cuda:0"], or be "auto"')
+        return devices
 
     @field_validator("seeds")
     @classmethod
@@ -349,6 +359,11 @@ class ExperimentConfig(Section):
                     f"arm {name!r}: {self.train.rollouts} rollouts a step are no multiple of group_size "
                     f"{arm.group_size}"
                 )
+        if self.compare.devices is not None:
+            if self.policy.engine == "tinker":
+                raise ValueError("compare.devices: a service has its own; leave it out")
+            if "device" in self.policy.model_fields_set:
+                raise ValueError("compare.devices says where runs go: leave policy.device out")
         reference = self.compare.reference
         if reference is not None and reference not in self.arms:
             raise ValueError(f"compare.reference {reference!r} is no arm; there are {', '.join(self.arms)}")

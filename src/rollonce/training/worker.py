@@ -73,13 +73,35 @@ def main(jobs: TextIO, events: TextIO) -> None:
             tell("end", result=result._asdict())
         except InputError as error:
             tell("error", message=str(error))
-        except (
-            Exception
-        ) as error:  # a fault of one run, an arm too big for the GPU say, is no reason to give up the others
+        except Exception as error:  # a fault of one run is no reason to give up the others
             traceback.print_exc()
-            tell("error", message=f"{type(error).__name__}: {error}")
+            tell("error", message=sentence_of(error))
+        free_memory()
         if stop.is_set():
             return
+
+
+def sentence_of(error: Exception) -> str:
+    """What went wrong with a run, for its user."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        return (
+            "does not fit into the memory of its device; let fewer rows be computed at once (policy.sample_rows, "
+            "policy.train_rows), or take fewer rollouts, adapters (policy.lora_rank) or a smaller model"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def free_memory() -> None:
+    """Give back what the last run held on the device, so that the next one has all of it."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _from(starts: dict[str, Any], config: Any) -> Callable[[Callable[[], Any]], Any]:

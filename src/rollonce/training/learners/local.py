@@ -28,26 +28,8 @@ from rollonce.policies import (
 from rollonce.policies.critic import TokenCritic
 from rollonce.policies.objective import k3_BT, loss_weights
 from rollonce.training.config import CriticConfig, PolicyConfig, RunConfig
+from rollonce.training.devices import check_device
 from rollonce.training.learners.base import Update, generator_of
-
-
-def check_device(config: PolicyConfig) -> None:
-    """See that torch knows the device and that it is here.
-
-    Raises:
-        InputError: it does not, or it is not.
-    """
-    try:
-        device = torch.device(config.device)
-    except RuntimeError:
-        raise InputError(
-            f"policy.device {config.device!r} is none that torch knows; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
-        ) from None
-    if device.type == "cuda":
-        n = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= n:
-            there = f"torch sees {n} here, numbered from 0" if n else "torch sees no GPU here; use device = 'cpu'"
-            raise InputError(f"policy.device is {config.device!r}, but {there}")
 
 
 def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
@@ -56,7 +38,7 @@ def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
     Raises:
         InputError: nothing loadable there, or no such device.
     """
-    check_device(config)
+    check_device(config.device)
     options: dict[str, Any] = {
         "device": config.device,
         "bf16": config.bf16,
