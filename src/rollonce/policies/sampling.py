@@ -67,52 +67,62 @@ def draw(
         eos_ids: Tokens that end a rollout (kept as its last token).
         pad_id: What fills the rest.
     """
-    B, device = prompt_ids_BP.shape[0], prompt_ids_BP.device
+    (B, P), device = prompt_ids_BP.shape, prompt_ids_BP.device
     ids_BT = torch.full((B, max_new_tokens), pad_id, dtype=torch.long, device=device)
     mask_BT = torch.zeros((B, max_new_tokens), dtype=torch.bool, device=device)
     log_probs_BT = torch.zeros((B, max_new_tokens), dtype=torch.float32, device=device)
-    ended_B = torch.zeros(B, dtype=torch.bool, device=device)
+    truncated_B = torch.ones(B, dtype=torch.bool, device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
-    rows_A = torch.arange(B, device=device)  # which rollout each row of the shrinking batch is
-    attention_AL = prompt_mask_BP.long()
+    # Rows of the shrinking batch: which rollout each is, whether it goes on, its attention and its uniform numbers.
+    rows_A = torch.arange(B, device=device)
+    going_A = torch.ones(B, dtype=torch.bool, device=device)
+    attention_AL = torch.cat([prompt_mask_BP.long(), prompt_mask_BP.new_ones((B, max_new_tokens)).long()], dim=1)
+    uniform_AT = None if uniform_BT is None else uniform_BT.to(device)
     # Positions count real tokens only: with left padding the default 0, 1, 2 ... would shift every one of them.
-    position_A = attention_AL.sum(dim=1) - 1
+    position_A = attention_AL[:, :P].sum(dim=1) - 1
     inputs: dict[str, Any] = {
         "input_ids": prompt_ids_BP,
-        "position_ids": (attention_AL.cumsum(dim=1) - 1).clamp_(min=0),
+        "position_ids": (attention_AL[:, :P].cumsum(dim=1) - 1).clamp_(min=0),
         "past_key_values": None,
     }
+    steps: list[tuple[Tensor, Tensor, Tensor]] = []  # since the batch last shrank: token, log-probability, was going on
+    start = 0
+
+    def write(end: int) -> None:
+        token_AS, log_prob_AS, was_going_AS = (torch.stack(column, dim=1) for column in zip(*steps, strict=True))
+        ids_BT[rows_A, start:end], mask_BT[rows_A, start:end] = token_AS, was_going_AS
+        log_probs_BT[rows_A, start:end] = log_prob_AS
+        truncated_B[rows_A] = going_A
+
     for t in range(max_new_tokens):
-        output = model(**inputs, attention_mask=attention_AL, use_cache=True, logits_to_keep=1)
+        output = model(**inputs, attention_mask=attention_AL[:, : P + t], use_cache=True, logits_to_keep=1)
         scaled_AV = output.logits[:, -1].float()
-        if temperature > 0:
+        if temperature not in (0, 1):
             scaled_AV = scaled_AV / temperature
         all_AV = torch.log_softmax(scaled_AV, dim=-1)
         if temperature > 0:
-            assert uniform_BT is not None
-            token_A = inverse_cdf(all_AV, uniform_BT.to(device)[rows_A, t])
+            assert uniform_AT is not None
+            token_A = inverse_cdf(all_AV, uniform_AT[:, t])
         else:
             token_A = all_AV.argmax(dim=-1)
-        ids_BT[rows_A, t] = token_A
-        log_probs_BT[rows_A, t] = all_AV.gather(1, token_A[:, None]).squeeze(1)
+        token_A1 = token_A[:, None]
         # Rows that ended are still in the batch until it shrinks: what they draw is thrown away by the mask.
-        mask_BT[rows_A, t] = ~ended_B[rows_A]
-        ended_B[rows_A] |= torch.isin(token_A, eos)
-        going_A = ~ended_B[rows_A]
-        if t == max_new_tokens - 1 or not bool(going_A.any()):
+        steps.append((token_A, all_AV.gather(1, token_A1).squeeze(1), going_A))
+        going_A = going_A & ~torch.isin(token_A, eos)
+        n_going = int(going_A.sum())
+        if t == max_new_tokens - 1 or not n_going:
+            write(t + 1)
             break
         cache, position_A = output.past_key_values, position_A + 1
-        if 2 * int(going_A.sum()) <= len(rows_A) and hasattr(cache, "batch_select_indices"):
+        if 2 * n_going <= len(rows_A) and hasattr(cache, "batch_select_indices"):
+            write(t + 1)
+            steps, start = [], t + 1
             keep = going_A.nonzero().squeeze(1)
             cache.batch_select_indices(keep)
-            rows_A, token_A, position_A, attention_AL = (
-                rows_A[keep],
-                token_A[keep],
-                position_A[keep],
-                attention_AL[keep],
-            )
-        attention_AL = torch.cat([attention_AL, attention_AL.new_ones((len(rows_A), 1))], dim=1)
-        inputs = {"input_ids": token_A[:, None], "position_ids": position_A[:, None], "past_key_values": cache}
+            rows_A, going_A, token_A1, position_A = rows_A[keep], going_A[keep], token_A1[keep], position_A[keep]
+            attention_AL = attention_AL[keep]
+            uniform_AT = None if uniform_AT is None else uniform_AT[keep]
+        inputs = {"input_ids": token_A1, "position_ids": position_A[:, None], "past_key_values": cache}
     T = max(1, int(mask_BT.sum(dim=1).max()))
     ids_BT, mask_BT = ids_BT[:, :T], mask_BT[:, :T]
-    return Drawn(torch.where(mask_BT, ids_BT, pad_id), mask_BT, log_probs_BT[:, :T] * mask_BT, ~ended_B)
+    return Drawn(torch.where(mask_BT, ids_BT, pad_id), mask_BT, log_probs_BT[:, :T] * mask_BT, truncated_B)

@@ -17,6 +17,7 @@ from torch import Tensor
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.policies.samples import Evaluation, Samples
 from rollonce.policies.sampling import draw
+from rollonce.policies.small_llama import SmallLlama, fits
 
 _META = "rollonce_policy.json"
 
@@ -284,9 +285,9 @@ class TransformersPolicy:
         for start in range(0, len(prompts), rows):
             some = list(prompts[start : start + rows])
             ids_BP, mask_BP = self.encode(some)
-            with self._inference():
+            with self._sampling_model() as model:
                 drawn = draw(
-                    self.model,
+                    model,
                     ids_BP.to(self.device),
                     mask_BP.to(self.device),
                     max_new_tokens=max_new_tokens,
@@ -295,7 +296,8 @@ class TransformersPolicy:
                     eos_ids=self.eos_ids,
                     pad_id=self.pad_id,
                 )
-            ids_BT, mask_BT, log_probs_BT, truncated_B = (x.cpu() for x in drawn)
+            # Copies: what inference mode makes could not feed a value head.
+            ids_BT, mask_BT, log_probs_BT, truncated_B = (x.cpu().clone() for x in drawn)
             texts = [
                 self.tokenizer.decode(i[m], skip_special_tokens=True) for i, m in zip(ids_BT, mask_BT, strict=True)
             ]
@@ -367,10 +369,15 @@ class TransformersPolicy:
         return self.evaluate(samples).log_probs_BT
 
     @contextlib.contextmanager
-    def _inference(self) -> Iterator[None]:
+    def _sampling_model(self) -> Iterator[Any]:
+        """What to decode with: a small Llama on a CPU has a forward pass of its own, which knows no gradient at all."""
         self.model.eval()
-        with torch.no_grad(), self._autocast():
-            yield
+        if not self.autocast and fits(self.model):
+            with torch.inference_mode():
+                yield SmallLlama(self.model)
+        else:
+            with torch.no_grad(), self._autocast():
+                yield self.model
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
