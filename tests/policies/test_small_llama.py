@@ -36,7 +36,7 @@ def both(policy: TransformersPolicy, prompts: list[str], new_tokens: int = 24, t
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1] * 3, PROMPTS[1:2]], ids=["padded", "one group", "one"])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_it_draws_what_transformers_would(llama, prompts, temperature):
-    """Shared key heads (two for four), left padding, equal prompts, rows that end and leave, a cache that has to grow."""
+    """Shared key heads, left padding, equal prompts, rows that end and leave, a cache that has to grow."""
     theirs, ours = both(llama, prompts, new_tokens=90, temperature=temperature)
     assert torch.equal(theirs.ids_BT, ours.ids_BT)
     assert torch.equal(theirs.mask_BT, ours.mask_BT)

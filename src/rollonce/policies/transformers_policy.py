@@ -341,7 +341,9 @@ class TransformersPolicy:
         # of the memory.
         first = int(length_B.min()) - 1
         take_BT = (length_B[:, None] - 1 - first + torch.arange(T)).clamp_(max=L - first - 1).to(self.device)
-        self.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled()
+        if recompute:  # which transformers does in training mode alone; dropout is off either way
+            self.model.train()
         with self._autocast():
             output = self.model(
                 input_ids=ids_BL.to(self.device),
@@ -350,7 +352,8 @@ class TransformersPolicy:
                 output_hidden_states=hidden,
                 return_dict=True,
             )
-        self.model.eval()
+        if recompute:
+            self.model.eval()
         mask_BT = samples.response_mask_BT.to(self.device)
         tokens_BT = samples.response_ids_BT.to(self.device)
         rows_B1 = torch.arange(len(samples), device=self.device)[:, None]
