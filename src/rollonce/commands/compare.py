@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from rollonce.commands.terminal import Bars, Flag, remark
+from rollonce.commands.terminal import Bars, Flag, print_json, remark
 from rollonce.errors import InputError
+
+if TYPE_CHECKING:
+    from rollonce.training.config import ExperimentConfig
 
 HELP = """\
 Train every arm of a configuration with every seed, several at once, and compare
@@ -41,6 +44,12 @@ class Args:
     """Runs at once, one thread each; default one per device, or per core."""
     devices: Annotated[tuple[str, ...], arg(metavar="DEVICE ...")] = ()
     """A device for each run: auto (every GPU), or cuda:0 cuda:1 ..."""
+    check: Flag = False
+    """Run nothing: see that everything can be run, measure a step of each arm, and say what the whole will take."""
+    tokens_per_second: Annotated[float | None, arg(metavar="N")] = None
+    """With --check: response tokens per second of one device, of another machine, instead of measuring here."""
+    response_tokens: Annotated[float | None, arg(metavar="N")] = None
+    """With --tokens-per-second: mean length of a response. Default: half the limit."""
     report: Annotated[str | None, arg(metavar="FILE.html")] = None
     """Write the page there; default DIR/report.html."""
     json: Flag = False
@@ -57,6 +66,7 @@ def run(args: Args) -> int:
     need_extra()
     from rollonce.files import check_writable
     from rollonce.training.compare import Progress, check_start, compare
+    from rollonce.training.cost import Pace
 
     changes = {
         "seeds": args.seeds or config.compare.seeds,
@@ -75,13 +85,20 @@ def run(args: Args) -> int:
         *out.resolve().parents,
     ):  # those it will make
         check_writable(args.report)
+    if args.check:
+        return check(config, out, args)
+    if args.tokens_per_second is not None or args.response_tokens is not None:
+        raise InputError("--tokens-per-second and --response-tokens are for --check")
     total = len(runs_of(config))
     remark(
         f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}"
     )
+    pace = Pace(out)
     with Bars() as bars:
 
         def tell(p: Progress) -> None:
+            if sentence := pace.sentence(p.steps_done):
+                remark(sentence)
             bars.tell("steps of all runs", "; ".join(p.running), p.steps_done, p.steps_total)
 
         outcome = compare(config, out, tell)
@@ -96,3 +113,39 @@ def run(args: Args) -> int:
 
     report.run(report.Args(str(out), report=args.report or str(out / "report.html"), json=args.json))
     return 1 if outcome.errors else 0
+
+
+def check(config: ExperimentConfig, out: Path, args: Args) -> int:
+    """Say what the comparison will take, and leave it in OUT/cost.json for its first minutes to be held against."""
+    from rollonce.commands.terminal import out as console
+    from rollonce.reports.cost import print_cost
+    from rollonce.training.cost import estimate, given_steps, measure_steps, save_cost
+    from rollonce.training.devices import with_devices
+    from rollonce.training.rolling import tasks_of
+
+    config, places = with_devices(config)
+    if args.tokens_per_second is not None:
+        limit = config.train.max_new_tokens or (96 if config.policy.source == "embedded" else 512)
+        tokens = args.response_tokens or limit / 2
+        if not args.tokens_per_second > 0 or not tokens > 0:
+            raise InputError("--tokens-per-second and --response-tokens must be above 0")
+        steps = given_steps(config, args.tokens_per_second, tokens)
+        how = f"Computed from {args.tokens_per_second:g} response tokens per second and {tokens:g} tokens per response."
+    elif config.policy.engine == "tinker":
+        steps = {}
+        how = "Nothing was measured: steps on a service cost money. Give --tokens-per-second for hours."
+    else:
+        with Bars() as bars:
+            arms = len(config.arms)
+            steps = measure_steps(config, lambda arm: bars.tell("measuring a step of each arm", arm, 0, arms))
+        how = (
+            "Measured: one step of each arm and some held-out answers, on this machine, one at a time, with the start "
+            "policy. Responses change in length as the policy learns."
+        )
+    cost = estimate(config, tasks_of(config.tasks), steps, places=len(places), how=how)
+    save_cost(cost, out)
+    if args.json:
+        print_json(cost)
+    else:
+        print_cost(console(), cost)
+    return 0
