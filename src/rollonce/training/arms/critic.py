@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rollonce.baselines import Batch
+from rollonce.errors import InputError
 from rollonce.policies.critic import gae
 from rollonce.policies.samples import Samples
 from rollonce.tasks import TaskSet
@@ -65,5 +66,14 @@ class CriticArm(Arm):
         return {"critic": self.critic.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Arm.load_state`."""
+        """See `Arm.load_state`.
+
+        Raises:
+            InputError: a checkpoint of a version that kept the critic elsewhere.
+        """
+        if "critic" not in state:
+            raise InputError(
+                "the checkpoint has no critic in it: an earlier version of rollonce wrote it; let that one finish the "
+                "run, or move its directory away to start it anew"
+            )
         self.critic.load_state_dict(state["critic"])
