@@ -207,7 +207,7 @@ class LocalLearner:
                 return update
             if move:
                 self.optimizer.step()
-        if self._past.maxlen != 0 and loss_config.lag:
+        if loss_config.lag:
             self._past.append(self.policy.state_dict())
         assert first is not None
         return first
