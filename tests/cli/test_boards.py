@@ -7,7 +7,7 @@ import json
 from rollonce import datasets
 from rollonce.baselines import SelfTuning
 from rollonce.cli import main
-from rollonce.commands.boards import Settings, score_table
+from rollonce.commands.boards import BoardSettings, score_table
 from rollonce.scoring import Scorer, cross_fit, group_scores, score_rollouts
 
 TABLE = datasets.load(
@@ -20,7 +20,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def test_self_tuning_is_on_the_board_and_cross_fitted():
-    board = score_table(TABLE, Settings(n_batches=300, resamples=0), quiet)
+    board = score_table(TABLE, BoardSettings(n_batches=300, resamples=0), quiet)
     by_label = {s.label: s for s in board.scores}
     for label, window in (("self-tuning", 0), ("self-tuning, window 512", 512)):
         scorer = Scorer(TABLE, n_batches=300, n_batches_expensive=300, resamples=0, shared_windows=True)
@@ -45,7 +45,7 @@ def test_the_public_function_gives_the_board_that_the_command_prints(capsys):
 
 
 def test_held_out_boards_leave_it_out():
-    board = score_table(TABLE, Settings(n_batches=20, resamples=0, held_out=0.5), quiet)
+    board = score_table(TABLE, BoardSettings(n_batches=20, resamples=0, held_out=0.5), quiet)
     assert not any(s.label.startswith("self-tuning") for s in board.scores)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollonce.collecting import Settings
+from rollonce.collecting import CollectSettings
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def sums(tmp_path: Path) -> Path:
 def ask(sums: Path, tmp_path: Path) -> Any:
     """``ask(url, **changes)``: settings for six sums, four rollouts of each."""
 
-    def settings(url: str | None, **changes: Any) -> Settings:
+    def settings(url: str | None, **changes: Any) -> CollectSettings:
         usual: dict[str, Any] = {
             "policy": "fake-model",
             "tasks_from": f"jsonl:{sums}",
@@ -61,6 +61,6 @@ def ask(sums: Path, tmp_path: Path) -> Any:
             "columns": ("size",),
             "max_tokens": 16,
         }
-        return Settings(**(usual | changes))
+        return CollectSettings(**(usual | changes))
 
     return settings

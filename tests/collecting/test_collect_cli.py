@@ -13,7 +13,7 @@ import pytest
 from fake_server import FakeServer
 
 from rollonce.cli import main
-from rollonce.collecting.settings import Settings
+from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.store import Counts
 from rollonce.collecting.summary import cost_of, summarise
 from rollonce.rollouts import Rollouts
@@ -243,9 +243,9 @@ def test_the_interval_halves_where_the_summary_says(tmp_path):
 
 
 def test_cost():
-    settings = Settings("m", "t", "o", price_in=0.5, price_out=1.5)
+    settings = CollectSettings("m", "t", "o", price_in=0.5, price_out=1.5)
     counts = Counts(rollouts=4, prompt_tokens=4_000_000, response_tokens=2_000_000, seconds=10.0)
     assert cost_of(counts, settings).money == 5.0
-    free: Any = Settings("m", "t", "o")
+    free: Any = CollectSettings("m", "t", "o")
     assert cost_of(counts, free).money is None
-    assert cost_of(counts, Settings("m", "t", "o", price_out=1.0)).money == 2.0
+    assert cost_of(counts, CollectSettings("m", "t", "o", price_out=1.0)).money == 2.0

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, answer
 
-from rollonce.collecting import Settings, collect
+from rollonce.collecting import CollectSettings, collect
 from rollonce.collecting.settings import seed_of
 from rollonce.errors import InputError
 from rollonce.readers import read_rollouts
 
 
-def rows_of(settings: Settings) -> list[dict[str, Any]]:
+def rows_of(settings: CollectSettings) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(settings.out).read_text().splitlines()]
 
 
-def note_of(settings: Settings) -> dict[str, Any]:
+def note_of(settings: CollectSettings) -> dict[str, Any]:
     return json.loads(Path(settings.out + ".collect.json").read_text())
 
 

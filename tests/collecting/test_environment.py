@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from fake_server import FakeServer, answer
 
-from rollonce.collecting import Settings, collect
+from rollonce.collecting import CollectSettings, collect
 from rollonce.collecting.environment import EnvironmentAsker
 from rollonce.collecting.settings import Sampled, seed_of
 from rollonce.errors import InputError, MissingExtraError
@@ -46,7 +46,7 @@ def test_without_verifiers_the_sentence_says_what_to_install(tmp_path, monkeypat
     for name in [m for m in sys.modules if m.startswith("verifiers.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError, match="needs the package verifiers"):
-        collect(Settings("m", "verifiers:x", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+        collect(CollectSettings("m", "verifiers:x", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
 
 
 def episode_of(finish: str, reward: float | None) -> SimpleNamespace:
@@ -88,7 +88,7 @@ def small_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_rollouts_and_rewards_are_the_environments(small_sums, tmp_path):
     with FakeServer(models=["m"], trouble=lambda k, body: (400, {}, {"error": "stop"}) if k >= 9 else None) as server:
-        settings = Settings(
+        settings = CollectSettings(
             "m",
             small_sums,
             str(tmp_path / "o.jsonl"),
@@ -122,6 +122,6 @@ def test_rollouts_and_rewards_are_the_environments(small_sums, tmp_path):
 
 def test_too_few_tasks_and_unknown_names(small_sums, tmp_path):
     with pytest.raises(InputError, match=r"64 tasks asked for, but small-sums-rollonce has only 8: ask for --tasks 8"):
-        collect(Settings("m", small_sums, str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+        collect(CollectSettings("m", small_sums, str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
     with pytest.raises(InputError, match=r"'no-such-thing' cannot be loaded"):
-        collect(Settings("m", "verifiers:no-such-thing", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+        collect(CollectSettings("m", "verifiers:no-such-thing", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))

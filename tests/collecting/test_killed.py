@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer
 
-from rollonce.collecting import Settings, collect
+from rollonce.collecting import CollectSettings, collect
 
 RUN = [sys.executable, "-m", "rollonce.cli", "collect"]
 KILLED_AT_8 = """
@@ -113,7 +113,7 @@ def test_the_embedded_policy_writes_the_same_file_killed_or_not(tmp_path):
     common = ["embedded", "--tasks", 8, "--rollouts", 6, "--batch-rows", 4, "--max-tokens", 40]
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
     part = tmp_path / "killed.jsonl.part"
-    settings = Settings("embedded", "embedded", str(whole), n_tasks=8, n_rollouts=6, batch_rows=4, max_tokens=40)
+    settings = CollectSettings("embedded", "embedded", str(whole), n_tasks=8, n_rollouts=6, batch_rows=4, max_tokens=40)
     assert collect(settings).added == 48
     command = [sys.executable, "-c", KILLED_AT_8, "collect", *map(str, common), "--out", killed]
     done = subprocess.run(command, check=False)

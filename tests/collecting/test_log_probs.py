@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, token_log_probs
 
-from rollonce.collecting import Settings, collect
+from rollonce.collecting import CollectSettings, collect
 from rollonce.errors import InputError
 
 
-def rows_of(settings: Settings) -> list[dict[str, Any]]:
+def rows_of(settings: CollectSettings) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(settings.out).read_text().splitlines()]
 
 
-def meaning_of(settings: Settings) -> str:
+def meaning_of(settings: CollectSettings) -> str:
     return json.loads(Path(settings.out + ".collect.json").read_text())["server"].get("log_prob", "")
 
 
@@ -97,7 +97,7 @@ def test_a_local_models_is_of_the_distribution_that_was_sampled_from(tmp_path):
     pytest.importorskip("reasoning_gym")
     from rollonce.policies import load_embedded
 
-    settings = Settings(
+    settings = CollectSettings(
         "embedded", "embedded", str(tmp_path / "x.jsonl"), n_tasks=4, n_rollouts=2, max_tokens=48, temperature=0.7
     )
     collect(settings)
@@ -113,7 +113,7 @@ def test_a_local_models_is_of_the_distribution_that_was_sampled_from(tmp_path):
         expected = float(log_probs_TV[torch.arange(len(response)), torch.tensor(response)].sum())
         assert row["log_prob"] == pytest.approx(expected, abs=1e-3)
     assert "at temperature 0.7" in meaning_of(settings)
-    off = Settings(
+    off = CollectSettings(
         "embedded", "embedded", str(tmp_path / "y.jsonl"), n_tasks=2, n_rollouts=1, max_tokens=8, log_probs="off"
     )
     collect(off)

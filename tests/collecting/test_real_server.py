@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from rollonce.collecting import Settings, collect
+from rollonce.collecting import CollectSettings, collect
 from rollonce.errors import InputError
 from rollonce.readers import read_rollouts
 from rollonce.tasks import load_tasks
@@ -77,7 +77,7 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     from rollonce.policies import load_embedded
 
     url, name, _ = served
-    settings = Settings(
+    settings = CollectSettings(
         name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=12, n_rollouts=4, url=url, max_tokens=96, concurrency=4
     )
     done = collect(settings)
@@ -100,7 +100,9 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     table = read_rollouts(settings.out, columns=["family", "level"])
     assert table.n_tasks == 12
     # Two samples of one policy on the same tasks: mean rewards agree within four standard errors.
-    collect(Settings("embedded", "embedded", str(tmp_path / "here.jsonl"), n_tasks=12, n_rollouts=4, max_tokens=96))
+    collect(
+        CollectSettings("embedded", "embedded", str(tmp_path / "here.jsonl"), n_tasks=12, n_rollouts=4, max_tokens=96)
+    )
     here = read_rollouts(str(tmp_path / "here.jsonl"))
     assert here.tasks.task_ids.tolist() == table.tasks.task_ids.tolist()
     assert abs(here.rewards_R.mean() - table.rewards_R.mean()) < 4 * np.sqrt(2 * np.mean(here.variances_N) / 48)
@@ -113,7 +115,9 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
     url, name, _ = served
     said: list[str] = []
     collect(
-        Settings("no/such-model", "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, retries=0),
+        CollectSettings(
+            "no/such-model", "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, retries=0
+        ),
         say=said.append,
     )
     # This server refuses the field logprobs: said once, and it costs no try.
@@ -130,5 +134,7 @@ def test_the_real_server_has_no_completions_and_the_sentence_says_which_api_to_t
     url, name, _ = served
     with pytest.raises(InputError, match=r"or try --api chat"):
         collect(
-            Settings(name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, api="completions")
+            CollectSettings(
+                name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, api="completions"
+            )
         )

@@ -114,11 +114,11 @@ def test_progress_of_every_kind_of_arm_and_the_exponent_that_score_reads(tmp_pat
 
 
 def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
-    from rollonce.collecting import Settings
+    from rollonce.collecting import CollectSettings
     from rollonce.collecting.sources import find_tasks
     from rollonce.commands.noise import Args, _seen, _tasks
 
-    tuned_on = {t.id for t in find_tasks(Settings("embedded", "embedded", "x.jsonl"))}
+    tuned_on = {t.id for t in find_tasks(CollectSettings("embedded", "embedded", "x.jsonl"))}
     assert len(tuned_on) == 64
     measured_on = {t.id for t in _tasks(Args(baseline=("mine.json",)))}
     assert len(measured_on) == 256

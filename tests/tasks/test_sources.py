@@ -344,7 +344,7 @@ def test_unknown_source():
 
 def test_a_source_is_one_registry_line(monkeypatch, tmp_path):
     """Whoever asks for tasks (training, collecting, noise, an experiment) learns from the registry what it needs."""
-    from rollonce.collecting import Settings
+    from rollonce.collecting import CollectSettings
     from rollonce.collecting.settings import check_source
     from rollonce.collecting.sources import find_tasks
 
@@ -358,7 +358,7 @@ def test_a_source_is_one_registry_line(monkeypatch, tmp_path):
     assert "mine:WORD" in source_usages()
     assert usual_spec("mine") == "mine:hello"
     assert [usual_spec(n) for n in ("gsm8k", "embedded", "jsonl", "nothing")] == ["gsm8k:hub", "embedded", None, None]
-    settings = Settings("m", "mine:hello", str(tmp_path / "o.jsonl"), n_tasks=40)
+    settings = CollectSettings("m", "mine:hello", str(tmp_path / "o.jsonl"), n_tasks=40)
     assert [task.id for task in find_tasks(settings)] == [f"holdout{i}" for i in range(40)]
     with pytest.raises(InputError, match="--grader belongs to tasks of jsonl:FILE, and those of mine have their own"):
         check_source("mine:hello", "contains", ())

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rollonce.collecting.run import Collected, collect
-from rollonce.collecting.settings import Settings
+from rollonce.collecting.settings import CollectSettings
 
-__all__ = ["Collected", "Settings", "collect"]
+__all__ = ["CollectSettings", "Collected", "collect"]

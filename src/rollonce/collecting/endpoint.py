@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rollonce.collecting.log_probs import ServerLogProbs
-from rollonce.collecting.settings import Sampled, Settings
+from rollonce.collecting.settings import CollectSettings, Sampled
 from rollonce.errors import InputError
 from rollonce.tasks import Task
 
@@ -40,7 +40,7 @@ class Endpoint:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CollectSettings,
         note: dict[str, Any],
         say: Callable[[str], None],
         client: httpx.AsyncClient | None = None,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rollonce.collecting.endpoint import Endpoint
-from rollonce.collecting.settings import Sampled, Settings
+from rollonce.collecting.settings import CollectSettings, Sampled
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.readers.options import Options
 from rollonce.readers.verifiers import Verifiers, prompt_of
@@ -36,11 +36,11 @@ def _no_grader(response: str, reference: str) -> float:
 class Environment:
     """A loaded environment and N of its tasks."""
 
-    def __init__(self, settings: Settings, env: Any, own: dict[str, Any], tasks: list[Task]) -> None:
+    def __init__(self, settings: CollectSettings, env: Any, own: dict[str, Any], tasks: list[Task]) -> None:
         self.settings, self.env, self.own, self.tasks = settings, env, own, tasks
 
     @classmethod
-    def load(cls, s: Settings) -> Environment:
+    def load(cls, s: CollectSettings) -> Environment:
         """The environment named by ``verifiers:TASKSET``.
 
         Raises:
@@ -60,7 +60,7 @@ class Environment:
         name = s.tasks_from.partition(":")[2].strip()
         if not name:
             raise InputError("say which environment: --tasks-from verifiers:TASKSET")
-        if s.split != Settings.split or s.system is not None or s.template != "{prompt}" or s.api != "chat":
+        if s.split != CollectSettings.split or s.system is not None or s.template != "{prompt}" or s.api != "chat":
             raise InputError(
                 "a verifiers environment has its own splits and prompts: leave out --split, --system, --template, --api"
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollonce.collecting.settings import Sampled, Settings
+from rollonce.collecting.settings import CollectSettings, Sampled
 from rollonce.errors import InputError
 from rollonce.tasks import Task
 
@@ -26,7 +26,7 @@ class Local:
         MissingExtraError: torch or transformers is not installed.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CollectSettings) -> None:
         from rollonce.policies import TransformersPolicy, embedded_directory, load_embedded
 
         if settings.max_tokens > 1_000_000:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollonce.collecting.settings import Settings
+from rollonce.collecting.settings import CollectSettings
 
 _NONE = "the column log_prob is left out: "
 
@@ -27,7 +27,7 @@ class ServerLogProbs:
         say: Takes a sentence for the user.
     """
 
-    def __init__(self, settings: Settings, note: dict[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, settings: CollectSettings, note: dict[str, Any], say: Callable[[str], None]) -> None:
         self._settings, self._note, self._say = settings, note, say
         if settings.log_probs == "on" and str(note.get("log_prob", "")).startswith(_NONE):
             del note["log_prob"]  # another try

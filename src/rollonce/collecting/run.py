@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rollonce.collecting.settings import Sampled, Settings, check_settings, row_of, seed_of
+from rollonce.collecting.settings import CollectSettings, Sampled, check_settings, row_of, seed_of
 from rollonce.collecting.sources import find_tasks
 from rollonce.collecting.store import Counts, Pair, Store
 from rollonce.tasks import Task, grade
@@ -51,7 +51,9 @@ class Collected(NamedTuple):
     server: dict[str, Any]
 
 
-def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str], None] | None = None) -> Collected:
+def collect(
+    settings: CollectSettings, *, tell: Tell | None = None, say: Callable[[str], None] | None = None
+) -> Collected:
     """N x G rollouts in a file, those that are there already kept.
 
     Args:
@@ -102,7 +104,7 @@ def collect(settings: Settings, *, tell: Tell | None = None, say: Callable[[str]
 
 
 def _by_blocks(
-    s: Settings,
+    s: CollectSettings,
     store: Store,
     tasks: Sequence[Task],
     sample: Callable[[Sequence[Task], Sequence[int]], list[Sampled]],
@@ -136,7 +138,12 @@ def _by_blocks(
 
 
 async def _by_requests(
-    s: Settings, store: Store, tasks: Sequence[Task], environment: Any, tell: Tell | None, say: Callable[[str], None]
+    s: CollectSettings,
+    store: Store,
+    tasks: Sequence[Task],
+    environment: Any,
+    tell: Tell | None,
+    say: Callable[[str], None],
 ) -> None:
     from rollonce.collecting.endpoint import Endpoint
 
@@ -165,7 +172,7 @@ async def _by_requests(
 
 
 async def _collect_one(
-    s: Settings, store: Store, asker: Asker, by_id: dict[str, Task], pair: Pair, tell: Tell | None
+    s: CollectSettings, store: Store, asker: Asker, by_id: dict[str, Task], pair: Pair, tell: Tell | None
 ) -> None:
     task, seed = by_id[pair[0]], seed_of(s.seed, *pair)
     got = await asker.sample(task, seed)

@@ -24,7 +24,7 @@ ENVIRONMENT = "verifiers"
 
 
 @dataclass(frozen=True)
-class Settings:
+class CollectSettings:
     """What one collection is asked for.
 
     Attributes:
@@ -140,7 +140,7 @@ class Settings:
         return key
 
 
-def check_settings(s: Settings) -> Settings:
+def check_settings(s: CollectSettings) -> CollectSettings:
     """The same settings, once they make sense.
 
     Raises:
@@ -173,7 +173,7 @@ def check_settings(s: Settings) -> Settings:
     if re.search(r"\.(gz|zst|csv|tsv|parquet|json)$", s.out, re.IGNORECASE):
         raise InputError("rollouts are written as plain JSON Lines; give --out a name that ends in .jsonl", file=s.out)
     check_source(s.tasks_from, s.grader, s.columns)
-    if s.uses_environment and s.time_limit != Settings.time_limit:
+    if s.uses_environment and s.time_limit != CollectSettings.time_limit:
         raise InputError(
             "--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out"
         )
@@ -195,16 +195,16 @@ def check_source(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
     name = tasks_from.partition(":")[0]
     if name != ENVIRONMENT and source_of(tasks_from)[0].takes_grader:
         return
-    for option, given in (("--grader", grader != Settings.grader), ("--columns", bool(columns))):
+    for option, given in (("--grader", grader != CollectSettings.grader), ("--columns", bool(columns))):
         if given:
             raise InputError(
                 f"{option} belongs to tasks of jsonl:FILE, and those of {name} have their own; leave it out"
             )
 
 
-def _check_local(s: Settings) -> None:
+def _check_local(s: CollectSettings) -> None:
     usual = {"key_env": None, "extra": {}, "price_in": None, "price_out": None}
-    usual |= {name: getattr(Settings, name) for name in ("api", "concurrency", "retries", "timeout")}
+    usual |= {name: getattr(CollectSettings, name) for name in ("api", "concurrency", "retries", "timeout")}
     for name, default in usual.items():
         if getattr(s, name) != default:
             raise InputError(f"{_option(name)} belongs to a server; give its address with --url, or leave it out")
@@ -214,10 +214,10 @@ def _check_local(s: Settings) -> None:
         raise InputError("a verifiers environment asks a server for its responses; serve the model and give --url")
 
 
-def _check_url(s: Settings) -> None:
+def _check_url(s: CollectSettings) -> None:
     assert s.url is not None
     for name in ("device", "batch_rows"):
-        if getattr(s, name) != getattr(Settings, name):
+        if getattr(s, name) != getattr(CollectSettings, name):
             raise InputError(f"{_option(name)} belongs to a model on this machine, not to one at --url; leave it out")
     try:
         parts = urlsplit(s.url)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rollonce.collecting.settings import ALL, Settings, check_columns
+from rollonce.collecting.settings import ALL, CollectSettings, check_columns
 from rollonce.errors import InputError
 from rollonce.tasks import Task, TaskRequest, TaskSet, choose, load_tasks, source_of
 
 
-def find_tasks(s: Settings) -> list[Task]:
+def find_tasks(s: CollectSettings) -> list[Task]:
     """N tasks, drawn by the seed.
 
     Raises:

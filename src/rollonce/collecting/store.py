@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from rollonce import __version__
-from rollonce.collecting.settings import Settings, option_of
+from rollonce.collecting.settings import CollectSettings, option_of
 from rollonce.errors import InputError
 from rollonce.files import cannot_write, write_whole_file
 from rollonce.tasks import Task, split_named
@@ -77,7 +77,7 @@ class Store:
         InputError: the file is someone else's, in use, damaged, or was made otherwise.
     """
 
-    def __init__(self, settings: Settings, tasks: Sequence[Task], weights: str = "") -> None:
+    def __init__(self, settings: CollectSettings, tasks: Sequence[Task], weights: str = "") -> None:
         self.path = Path(settings.out).expanduser()
         if self.path.is_dir() or not self.path.name:
             raise InputError("cannot be written: it is a directory; name a file in it", file=self.path)

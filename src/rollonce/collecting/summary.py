@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from rollonce.collecting.settings import Settings
+from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.store import Counts
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Estimate, Moments, Scorer, moments
@@ -121,11 +121,11 @@ class Cost(NamedTuple):
     unknown: int
 
 
-def cost_of(counts: Counts, settings: Settings) -> Cost:
+def cost_of(counts: Counts, settings: CollectSettings) -> Cost:
     """What the rollouts in the file cost: ``tokens x price / 1e6``. Requests that failed, or were under way at a kill,
     are not in it.
 
-    >>> s = Settings("m", "t", "o", price_in=1.0, price_out=4.0)
+    >>> s = CollectSettings("m", "t", "o", price_in=1.0, price_out=4.0)
     >>> cost_of(Counts(prompt_tokens=2_000_000, response_tokens=500_000), s).money
     4.0
     """

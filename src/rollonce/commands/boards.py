@@ -22,7 +22,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA
 _messages: Any = None
 
 
-class Settings(NamedTuple):
+class BoardSettings(NamedTuple):
     """How boards are computed; ``saved`` are baseline files to put on each, ``exponent`` is of the surprisal."""
 
     batch_size: int = 32
@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     exponent: float | None = None
 
 
-def score_tables(tables: Sequence[Rollouts], settings: Settings, jobs: int | None, bars: Bars) -> list[Board]:
+def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int | None, bars: Bars) -> list[Board]:
     """A board for each table, in order.
 
     Args:
@@ -61,7 +61,7 @@ def score_tables(tables: Sequence[Rollouts], settings: Settings, jobs: int | Non
     return _in_processes(tables, settings, jobs, bars)
 
 
-def score_table(table: Rollouts, settings: Settings, tell: Callable[[str, int, int], None]) -> Board:
+def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str, int, int], None]) -> Board:
     """The board of one table."""
     saved = [load_saved(path) for path in settings.saved]
     board = score_rollouts(
@@ -90,7 +90,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_processes(tables: Sequence[Rollouts], settings: Settings, jobs: int, bars: Bars) -> list[Board]:
+def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int, bars: Bars) -> list[Board]:
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
     before = {name: os.environ.get(name) for name in _THREADS}
@@ -138,7 +138,7 @@ def _start(messages: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
 
 
-def _work(table: Rollouts, settings: Settings) -> Board:
+def _work(table: Rollouts, settings: BoardSettings) -> Board:
     def tell(what: str, done: int, total: int) -> None:
         _messages.put((table.name, what, done, total))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, UseAppendAction, arg
 
 from rollonce.collecting.run import Collected, collect
-from rollonce.collecting.settings import Settings
+from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.store import Store
 from rollonce.collecting.summary import Cost, Summary, cost_of, summarise
 from rollonce.commands.terminal import Bars, Flag, out, print_json, remark
@@ -127,7 +127,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def _settings(args: Args) -> Settings:
+def _settings(args: Args) -> CollectSettings:
     embedded = args.policy == "embedded" and args.url is None
     source = args.tasks_from or ("embedded" if embedded else None)
     if source is None:
@@ -154,7 +154,7 @@ def _settings(args: Args) -> Settings:
         "time_limit",
     )
     same += ("device", "batch_rows", "concurrency", "retries", "timeout", "key_env", "price_in", "price_out")
-    return Settings(
+    return CollectSettings(
         tasks_from=source,
         n_tasks=args.tasks,
         n_rollouts=args.rollouts,
@@ -164,7 +164,7 @@ def _settings(args: Args) -> Settings:
     )
 
 
-def _progress(settings: Settings, bars: Bars) -> Callable[[Store, int], None]:
+def _progress(settings: CollectSettings, bars: Bars) -> Callable[[Store, int], None]:
     def tell(store: Store, total: int) -> None:
         counts = store.counts()
         mean = sum(reward for reward, _, _ in store.rows.values()) / len(store.rows)
@@ -199,7 +199,7 @@ def _next_command(done: Collected, table: Rollouts) -> str:
     return shlex.join(words)
 
 
-def _as_json(s: Settings, done: Collected, summary: Summary, cost: Cost, following: str) -> dict[str, Any]:
+def _as_json(s: CollectSettings, done: Collected, summary: Summary, cost: Cost, following: str) -> dict[str, Any]:
     top = summary._asdict() | {"file": str(done.path), "added": done.added, "next": following}
     return top | {
         "counts": done.counts,

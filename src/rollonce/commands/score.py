@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from rollonce.commands.boards import Settings, score_tables
+from rollonce.commands.boards import BoardSettings, score_tables
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
@@ -112,7 +112,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def _settings(args: Args) -> Settings:
+def _settings(args: Args) -> BoardSettings:
     for name, least in (("batch_size", 2), ("window", 0), ("batches", 1), ("resamples", 0), ("seed", 0)):
         if getattr(args, name) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
@@ -120,7 +120,7 @@ def _settings(args: Args) -> Settings:
         raise InputError(f"--held-out is a share of the tasks, at least 0 and below 1, not {args.held_out:g}")
     if args.jobs is not None and args.jobs < 1:
         raise InputError(f"--jobs must be at least 1, not {args.jobs}")
-    return Settings(
+    return BoardSettings(
         batch_size=args.batch_size,
         window=args.window,
         n_batches=args.batches,

@@ -65,7 +65,7 @@ GROUP_OF_ONE_RULES = [
 ]
 
 
-class Step(NamedTuple):
+class SkyRlStep(NamedTuple):
     """What the trainer knows and the estimator is not told."""
 
     hook: AdvantageHook
@@ -75,7 +75,7 @@ class Step(NamedTuple):
     metrics: dict[str, Any]
 
 
-_step: ContextVar[Step | None] = ContextVar("rollonce_skyrl_step", default=None)
+_step: ContextVar[SkyRlStep | None] = ContextVar("rollonce_skyrl_step", default=None)
 
 
 def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any) -> tuple[Any, Any]:
@@ -164,7 +164,7 @@ class WithPrompts:
         if self.gs1.uses_log_probs:
             by_turn = _log_probs_of(data)
             log_probs_N = [float(by_turn[a:b].sum()) for a, b in zip(starts, [*starts[1:], turns], strict=True)]
-        token = _step.set(Step(self.gs1, prompts_N, keep_N, log_probs_N, self.all_metrics))
+        token = _step.set(SkyRlStep(self.gs1, prompts_N, keep_N, log_probs_N, self.all_metrics))
         try:
             return super().compute_advantages_and_returns(data)  # type: ignore[misc]
         finally:

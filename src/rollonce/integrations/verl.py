@@ -44,7 +44,7 @@ GROUP_OF_ONE_RULES = [
 ]
 
 
-class Step(NamedTuple):
+class VerlStep(NamedTuple):
     """What the trainer knows and the estimator is not told."""
 
     hook: AdvantageHook
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 _LOG_PROB_FIELDS = ["response_mask", "rollout_log_probs", "old_log_probs"]
-_step: ContextVar[Step | None] = ContextVar("rollonce_verl_step", default=None)
+_step: ContextVar[VerlStep | None] = ContextVar("rollonce_verl_step", default=None)
 
 
 def _keep(response_mask: Any, index: Sequence[Any]) -> list[bool]:
@@ -140,7 +140,7 @@ class WithPrompts:
         fields = ["raw_prompt", *(_LOG_PROB_FIELDS if self._gs1.uses_log_probs else [])]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         log_probs_N = _log_probs_of(data) if self._gs1.uses_log_probs else None
-        token = _step.set(Step(self._gs1, list(data["raw_prompt"]), list(batch.keys), log_probs_N, metrics))
+        token = _step.set(VerlStep(self._gs1, list(data["raw_prompt"]), list(batch.keys), log_probs_N, metrics))
         try:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:

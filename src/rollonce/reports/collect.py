@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 
 from rollonce.collecting.run import Collected
-from rollonce.collecting.settings import Settings
+from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.summary import Cost, Summary
 from rollonce.reports.words import number, significant, with_interval
 from rollonce.rollouts import Rollouts
@@ -15,7 +15,7 @@ from rollonce.rollouts import Rollouts
 
 def print_collection(
     console: Console,
-    settings: Settings,
+    settings: CollectSettings,
     collected: Collected,
     rollouts: Rollouts,
     *,
@@ -51,7 +51,7 @@ def print_collection(
         console.print(line, markup=False, soft_wrap=True)
 
 
-def collection_sentences(settings: Settings, collected: Collected, summary: Summary, cost: Cost) -> list[str]:
+def collection_sentences(settings: CollectSettings, collected: Collected, summary: Summary, cost: Cost) -> list[str]:
     """What a reader must know of the rollouts: how many more are worth having, what was cut off, what it cost."""
     counts, sentences = collected.counts, []
     if summary.more_tasks is not None:

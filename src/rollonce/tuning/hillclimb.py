@@ -14,7 +14,7 @@ import numpy as np
 from rollonce.tuning.space import Answers, starts
 
 
-class Step(NamedTuple):
+class ClimbStep(NamedTuple):
     """One trial: the answers that made it, its configuration and its value."""
 
     params: dict[str, Any]
@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 def hill_climb(
     space: Any, bank: Any, value: Callable[[Any], float], *, seed: int = 0, patience: int = 40
-) -> Iterator[Step]:
+) -> Iterator[ClimbStep]:
     """Trials without end; the caller stops when its budget is spent.
 
     Args:
@@ -41,7 +41,7 @@ def hill_climb(
         baseline = space.build(moved, bank)
         used = {k: moved.values[k] for k in moved.kinds}
         v = value(baseline)
-        yield Step(used, baseline.config(), v)
+        yield ClimbStep(used, baseline.config(), v)
         if v > best:
             here, best, stuck = moved, v, 0
         else:
