@@ -41,7 +41,7 @@ PROMPTS = [" ".join(np.random.default_rng(i).choice(WORDS, size=5).tolist()) + f
 
 
 def test_on_the_shared_gsm8k_set_the_registered_gate_fails() -> None:
-    """MATH.md section 6: TF-IDF 0.97 of LOO (17.2 / 17.7) on this set, five buckets 1.03 (18.2 / 17.7), Monte-Carlo
+    """An independent check: TF-IDF 0.97 of LOO (17.2 / 17.7) on this set, five buckets 1.03 (18.2 / 17.7), Monte-Carlo
     error 0.1 each."""
     table = datasets.load("gsm8k_qwen25coder_1.5b")
     groups = np.split(table.rewards_R, np.arange(8, table.n_rollouts, 8))

@@ -1,7 +1,7 @@
 """B_eff of baselines that were scored alongside the training, relative to the plain leave-one-out mean's.
 
 ``E[A^2] = s2 + MSE`` for a leave-one-out baseline, so ``B_eff / B_eff(LOO)`` is LOO's mean squared advantage over the
-baseline's, both summed over the steps (MATH: section 3).
+baseline's, both summed over the steps (docs/mathematics.md, "Effective batch size").
 """
 
 from __future__ import annotations

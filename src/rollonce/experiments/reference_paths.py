@@ -57,7 +57,7 @@ def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequen
 
 def two_clusters(temperature: float) -> tuple[list[str], FloatArray, FloatArray]:
     """Forced activation, five and three identical prompts, orthogonal across: prompts, rewards, analytic baseline
-    (MATH: section 1)."""
+    (docs/mathematics.md, "The kernel baseline")."""
     cluster: IntArray = np.array([0, 1, 0, 0, 1, 0, 1, 0])
     rewards = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.25, 0.5, 1.0])
     prompts = [("red apple basket", "seventeen engines hummed loudly")[c] for c in cluster]

@@ -11,7 +11,7 @@ rollout each. Its noise, the trace of its covariance, is
 (``E[A^2 |g|^2] = E[A^2] E[|g|^2]``), rollouts of a batch do not covary through each other's baselines
 (``E[A_i A_j <g_i, g_j>] = |mu|^2``), noise is far above signal, and the sampler is the policy being trained. Each of
 these is measured here on its own. ``mu`` is a U-statistic over pairs of tasks; the oracle's and the groups' noise
-follow from per-task moments without simulation (MATH: section 3, "Groups").
+follow from per-task moments without simulation (docs/mathematics.md, "Effective batch size").
 
 Shapes: ``_N`` tasks, ``_G`` rollouts of a task, ``_R`` = N x G rollouts in task order, ``_K`` batches, ``_B`` rollouts
 of a batch, ``_M`` what it can see (itself and a window of other tasks).

@@ -59,7 +59,7 @@ def task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments
 def between_within(
     design: Design, tasks: TaskMoments, mu2: Quantity, g: int
 ) -> tuple[Quantity | None, Quantity | None]:
-    """g2_between and g2_within (MATH: section 3, "Groups"); None for groups below 3."""
+    """g2_between and g2_within (docs/mathematics.md, "Effective batch size"); None for groups below 3."""
     if g < 3:
         return None, None
     own = design.of_tasks(tasks.own_N)

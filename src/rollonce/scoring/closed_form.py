@@ -5,7 +5,7 @@ G rollouts,
 
     E_i = (sum_j w_ij m_j - m_i)^2 + sum_j w_ij^2 v_j - s2_i / G
 
-is unbiased for the MSE of b_i (MATH: section 3). Nothing is sampled but the batches.
+is unbiased for the MSE of b_i (docs/mathematics.md, "Effective batch size"). Nothing is sampled but the batches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Scores baselines on one table of rollouts: common batches, common resamples, paired intervals.
 
-``MSE(b) = E[(b_i - mu_i)^2]``, ``B_eff = B s2 / (s2 + MSE)``, and ``E[A^2] = s2 + MSE`` (MATH: section 3). The tasks
-are the sample, so the interval on a B_eff comes from resampling *tasks*; copies of a task in one resample are hidden
-from each other, or each would meet itself in the batch at similarity 1. The ratio to the in-batch LOO mean uses the
-same batches and resamples for both.
+``MSE(b) = E[(b_i - mu_i)^2]``, ``B_eff = B s2 / (s2 + MSE)``, and ``E[A^2] = s2 + MSE`` (docs/mathematics.md,
+"Effective batch size"). The tasks are the sample, so the interval on a B_eff comes from resampling *tasks*; copies of a
+task in one resample are hidden from each other, or each would meet itself in the batch at similarity 1. The ratio to
+the in-batch LOO mean uses the same batches and resamples for both.
 """
 
 from __future__ import annotations

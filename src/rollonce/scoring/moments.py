@@ -110,7 +110,7 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
 
 
 def loo_b_eff(snr: float, batch_size: int) -> float:
-    """B_eff of the in-batch leave-one-out mean in closed form: ``B / (1 + SNR B / (B - 1) + 1 / (B - 1))`` (MATH:
-    section 3)."""
+    """B_eff of the in-batch leave-one-out mean in closed form: ``B / (1 + SNR B / (B - 1) + 1 / (B - 1))``
+    (docs/mathematics.md, "Effective batch size")."""
     b = batch_size
     return b / (1 + snr * b / (b - 1) + 1 / (b - 1))

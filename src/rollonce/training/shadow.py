@@ -17,7 +17,8 @@ class Shadow:
     """Baselines scored on the arm's own rollouts, by their leave-one-out twins, a task's other rollouts hidden; they
     change nothing.
 
-    ``E[A^2] = s2 + MSE``, so the ratio of two baselines' B_eff is the inverse ratio of these means (MATH: section 3).
+    ``E[A^2] = s2 + MSE``, so the ratio of two baselines' B_eff is the inverse ratio of these means
+    (docs/mathematics.md, "Effective batch size").
 
     Args:
         names: See `rollonce.baselines.catalogue`.

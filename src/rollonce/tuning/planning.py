@@ -1,4 +1,5 @@
-"""One rollout per task or groups, at a budget of B rollouts a step: predictions from three moments (MATH: section 3).
+"""One rollout per task or groups, at a budget of B rollouts a step: predictions from three moments
+(docs/mathematics.md, "Effective batch size").
 
 In units of ``g2_within / B``, with ``rho = g2_between / g2_within`` (how much tasks' true gradients differ, against the
 noise of one rollout's under a perfect baseline):

@@ -4,10 +4,11 @@ Two policies are graded on the same n items: ``D_i`` in [-1, 1] (range R = 2; fo
 passes if the lower end of the 1 - alpha interval on ``E[D]`` lies above the margin. Half-widths, each side with alpha /
 2:
 
-    Hoeffding            R sqrt(ln(2 / alpha) / (2 n))                              (Hoeffding 1963; the rule of MATH:
-    section 5) empirical Bernstein  sqrt(2 V ln(4 / alpha) / n) + 7 R ln(4 / alpha) / (3 (n - 1))   (Maurer & Pontil
-    2009, theorem 4) normal               z sqrt(V / n)                                              (approximate; no
-    guarantee at any n)
+    Hoeffding            R sqrt(ln(2 / alpha) / (2 n))
+    empirical Bernstein  sqrt(2 V ln(4 / alpha) / n) + 7 R ln(4 / alpha) / (3 (n - 1))
+    normal               z sqrt(V / n), approximate: no guarantee at any n
+
+Sources: Hoeffding 1963 (the rule of docs/mathematics.md, "The decision rule"); Maurer and Pontil 2009, theorem 4.
 
 V is the variance of the differences: with a share q of items graded differently, ``q - d^2``. Hoeffding's does not need
     it.
