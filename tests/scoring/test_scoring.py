@@ -32,7 +32,8 @@ from rollonce.scoring.closed_form import smoother_errors
 from rollonce.scoring.recipe import recipe_errors
 from rollonce.scoring.repeats import tracker_errors
 
-# An independent check of the shipped sets: s2, tau2, SNR, then B_eff at B = 32 of LOO, 5 in-batch length buckets, word TF-IDF at T = 0.1.
+# An independent check of the shipped sets: s2, tau2, SNR, then B_eff at B = 32 of LOO, 5 in-batch length buckets, word
+# TF-IDF at T = 0.1.
 PUBLISHED_TABLE = {
     "game24_gpt4_cot": (0.0325, 0.0062, 0.19, 26.0, 23.9, 24.5),
     "amc_aime_llama3b_rg400": (0.0570, 0.0274, 0.48, 20.9, 18.2, 20.4),

@@ -9,7 +9,8 @@ from rollonce.tuning.power import half_width, n_needed, power_table, smallest_pa
 
 
 def test_the_seeds_rule_validates_only_2_5_points():
-    # docs/mathematics.md, "The decision rule": 2 sqrt(ln 40 / 2638) = 0.0748, so with the margin -0.05 at least +0.0248 must be observed.
+    # docs/mathematics.md, "The decision rule": 2 sqrt(ln 40 / 2638) = 0.0748, so with the margin -0.05 at least +0.0248
+    # must be observed.
     assert half_width("hoeffding", 1319, 0.05, 0.0) == pytest.approx(0.0748, abs=5e-5)
     assert smallest_passing("hoeffding", 1319, 0.05, -0.05, 0.2) == pytest.approx(0.0248, abs=5e-5)
     assert power_table(1319, 0.05, -0.05)[0].smallest_items == 33  # 0.0248 x 1319 = 32.6

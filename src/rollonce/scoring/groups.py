@@ -1,7 +1,8 @@
 """Group baselines beside one rollout per task: never on the same list, since G rollouts of a task buy fewer tasks.
 
 K tasks x G rollouts give the gradient the variance ``g2_between / K + g2_within (1 + MSE / s2) / (K G)``
-(docs/mathematics.md, "Effective batch size"). At B = K G rollouts, in units of ``g2_within / B`` and with ``rho = g2_between / g2_within``:
+(docs/mathematics.md, "Effective batch size"). At B = K G rollouts, in units of ``g2_within / B`` and with ``rho =
+g2_between / g2_within``:
 
     one rollout per task:   rho + B / B_eff          RLOO, centred GRPO:   rho G + G / (G - 1)
 
