@@ -127,7 +127,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
-    _, said = parent.communicate(timeout=240)
+    _, said = parent.communicate(timeout=1800)
     assert parent.returncode == 130, said.decode()
     assert b"the same command goes on" in said
     assert (out / "runs" / "loo" / "seed0" / "checkpoint.pt").exists()

@@ -372,7 +372,7 @@ try:
 except InputError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1800)
     assert "cannot be written" in done.stdout, done.stderr
     run = tmp_path / "run"
     assert not list(run.glob("*final*"))
@@ -500,7 +500,7 @@ def test_killed_at_any_moment_it_ends_bit_equal(arm, loss, moments, tmp_path, sp
             [sys.executable, "-c", program, str(job), str(tmp_path / "killed"), str(moment)],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1800,
         )
         codes.append(done.returncode)
         assert done.returncode in (0, -9), done.stderr

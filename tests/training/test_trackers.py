@@ -47,7 +47,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kill_at:
     (tmp_path / "config.json").write_text(config.model_dump_json())
     for at in [kill_at] * (kill_at > 0) + [0]:
         command = [sys.executable, "-c", CHILD, str(tmp_path / "config.json"), str(tmp_path / "run"), str(at)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
         assert done.returncode == (-9 if at else 0), done.stderr
     return tmp_path / "run"
 
