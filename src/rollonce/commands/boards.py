@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import queue
@@ -9,21 +10,33 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, NamedTuple
 
 from rollonce.commands.saved import load_saved
 from rollonce.commands.terminal import Bars
 from rollonce.errors import InputError
 from rollonce.reports.check import provenance_lines
+from rollonce.reports.table import ahead_so_far, board_so_far
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, check_scorable, score_rollouts
+from rollonce.scoring import Board, Score, check_scorable, score_rollouts
+from rollonce.scoring.rows import chosen_rows, fitted_row
+from rollonce.tuning.provenance import row_provenance
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _messages: Any = None
 
 
 class BoardSettings(NamedTuple):
-    """How boards are computed; ``saved`` are baseline files to put on each, ``exponent`` is of the surprisal."""
+    """How boards are computed.
+
+    Attributes:
+        batch_size, window, n_batches, resamples, seed, held_out: See `score_rollouts`.
+        saved: Baseline files to put on each.
+        only: Names of rows, or parts of their labels; all without any.
+        exponent: Of the surprisal, see `score_rollouts`.
+        quick: Few batches and resamples, and only what is fitted on prompts alone.
+    """
 
     batch_size: int = 32
     window: int = 512
@@ -33,6 +46,11 @@ class BoardSettings(NamedTuple):
     held_out: float = 0.0
     saved: tuple[str, ...] = ()
     exponent: float | None = None
+    only: tuple[str, ...] = ()
+    quick: bool = False
+
+
+QUICK_BATCHES, QUICK_RESAMPLES = 300, 30
 
 
 def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int | None, bars: Bars) -> list[Board]:
@@ -41,41 +59,74 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
     Args:
         tables: What to score.
         settings: How.
-        jobs: Processes; by default one a core, at most one a table. With one, no process is started.
-        bars: Where progress goes.
+        jobs: Processes; by default one per core, at most one per table. With one, no process is started.
+        bars: Where progress goes, and the first rows.
 
     Raises:
-        InputError: if a table cannot be scored (before any is), or a baseline file cannot be read.
+        InputError: if a table cannot be scored (before any is), a baseline file cannot be read, or no row has a name
+            that is asked for.
     """
+    for table in tables:
+        chosen_rows(table.tasks, settings.window, settings.only)
     if len(tables) > 1:  # so that no table is scored before one that cannot be is refused
         for table in tables:
             check_scorable(table, settings.batch_size)
     for path in settings.saved:
         load_saved(path)
     jobs = min(jobs or _cores(), len(tables))
+    watching = _Watching(bars)
     if jobs == 1:
-        return [
-            score_table(t, settings, lambda what, done, total, name=t.name: bars.tell(name, what, done, total))
-            for t in tables
-        ]
-    return _in_processes(tables, settings, jobs, bars)
+        return [score_table(table, settings, partial(watching.tell, table.name)) for table in tables]
+    return _in_processes(tables, settings, jobs, watching)
 
 
-def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str, int, int], None]) -> Board:
+class _Watching:
+    """Progress of several boards, and the rows of the one that moved last."""
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars = bars
+        self.scores: dict[str, list[Score]] = {}
+
+    def tell(self, name: str, what: str | Score, done: int, total: int) -> None:
+        """A row has begun (its label), or is there (its score)."""
+        scores = self.scores.setdefault(name, [])
+        if isinstance(what, Score):
+            scores.append(what)
+            self.bars.show(board_so_far(self.bars.console, name, scores))
+        self.bars.tell(name, ahead_so_far(scores) or str(what), done, total)
+
+
+def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str | Score, int, int], None]) -> Board:
     """The board of one table."""
     saved = [load_saved(path) for path in settings.saved]
+    rows = chosen_rows(table.tasks, settings.window, settings.only, settings.quick)
+    done = 0
+
+    def begun(label: str, n: int, total: int) -> None:
+        nonlocal done
+        done = n
+        tell(label, n, total)
+
     board = score_rollouts(
         table,
+        baselines=rows,
         fitted=saved,
         batch_size=settings.batch_size,
         window=settings.window,
-        n_batches=settings.n_batches,
-        resamples=settings.resamples,
+        n_batches=min(settings.n_batches, QUICK_BATCHES) if settings.quick else settings.n_batches,
+        resamples=min(settings.resamples, QUICK_RESAMPLES) if settings.quick else settings.resamples,
         seed=settings.seed,
         held_out=settings.held_out,
         exponent=settings.exponent,
-        progress=tell,
+        leave_out=not settings.only,
+        progress=begun,
+        on_score=lambda score: tell(score, done + 1, len(rows) + len(saved)),
     )
+    if settings.quick:
+        board.notes.append(
+            f"A quick look: {QUICK_BATCHES} batches and {QUICK_RESAMPLES} resamples at most, without boosted trees and "
+            "self-tuning. The board without --quick has them, and narrower intervals."
+        )
     for path, baseline in zip(settings.saved, saved, strict=True):
         lines = provenance_lines(baseline.provenance)
         board.notes.append(
@@ -86,11 +137,34 @@ def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str, i
     return board
 
 
+def save_row(board: Board, table: Rollouts, settings: BoardSettings, row: str | None, path: str, command: str) -> str:
+    """Fit a row of a board on its table and write it; returns its label.
+
+    Args:
+        board, table, settings: The board, and what it was made from.
+        row: A name or label; the best row by default.
+        path: The file.
+        command: As it was typed, for the file to say.
+
+    Raises:
+        InputError: see `fitted_row`; or if nothing could be ranked.
+    """
+    saved = [load_saved(file) for file in settings.saved]
+    rows = [*chosen_rows(table.tasks, settings.window, settings.only, settings.quick), *saved]
+    best = next((s for s in board.scores if math.isfinite(s.ratio.value)), None)
+    if row is None and best is None:
+        raise InputError("no row could be ranked, so there is no best one to save", file=table.source)
+    baseline = fitted_row(table, row or best.label, rows, settings.seed)  # type: ignore[union-attr]
+    score = next((s for s in [*board.scores, *board.apart] if s.label == baseline.label), None)
+    baseline.save(path, row_provenance(board, table, score, command))
+    return baseline.label
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int, bars: Bars) -> list[Board]:
+def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int, watching: _Watching) -> list[Board]:
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
     before = {name: os.environ.get(name) for name in _THREADS}
@@ -105,7 +179,7 @@ def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int
             done, left = wait(left, timeout=0.2, return_when="FIRST_EXCEPTION")
             for future in done:
                 future.result()
-            _pass_on(messages, bars)
+            _pass_on(messages, watching)
         return [futures[i].result() for i in range(len(tables))]
     except BrokenProcessPool:
         raise InputError(
@@ -124,10 +198,10 @@ def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int
                 os.environ[name] = value
 
 
-def _pass_on(messages: Any, bars: Bars) -> None:
+def _pass_on(messages: Any, watching: _Watching) -> None:
     while True:
         try:
-            bars.tell(*messages.get_nowait())
+            watching.tell(*messages.get_nowait())
         except queue.Empty:
             return
 
@@ -139,7 +213,7 @@ def _start(messages: Any) -> None:
 
 
 def _work(table: Rollouts, settings: BoardSettings) -> Board:
-    def tell(what: str, done: int, total: int) -> None:
+    def tell(what: str | Score, done: int, total: int) -> None:
         _messages.put((table.name, what, done, total))
 
     try:

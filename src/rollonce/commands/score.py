@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from rollonce.commands.boards import BoardSettings, score_tables
+from rollonce.commands.boards import BoardSettings, save_row, score_tables
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
@@ -23,7 +23,10 @@ FILES are files, directories, globs, or sets that come with rollonce. Files that
 are tables of their own get a board each; the files of one training run are one.
 
 Examples:
-  rollonce score rollouts.jsonl
+  rollonce score rollouts.jsonl --quick
+      A first look in seconds; without --quick the whole board.
+  rollonce score rollouts.jsonl --save-best baseline.json
+      The board, and its best row as a file for a trainer.
   rollonce score rollouts.jsonl --columns level --held-out 0.3
       A declared column gets a baseline of its own; scored on held-out tasks.
   rollonce score --all-datasets --report out.html
@@ -59,6 +62,21 @@ class Args:
     exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """How squared gradient norms grow with the surprisal: what `rollonce noise --save` wrote, or a number. For rollouts
     with log-probabilities, whose training step is then predicted."""
+    only: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME")] = ()
+    """Only the rows of this name, or whose label contains it (and the LOO mean)."""
+    quick: Flag = False
+    """A first look: fewer batches and resamples, and only what is fitted on prompts alone."""
+    rho: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """How much tasks' gradients differ against one rollout's noise, as `rollonce noise` measures it: for the answer at
+    the end."""
+    save_best: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write the best row as a baseline file, fitted on all of these tasks."""
+    save: Annotated[str | None, arg(metavar="ROW", help_behavior_hint="")] = None
+    """Write this row instead, to the file of --out."""
+    out: Annotated[str, arg(metavar="FILE", aliases=["-o"])] = "baseline.json"
+    """Where --save writes to."""
+    all: Flag = False
+    """Show all rows, not only the first and the yardsticks."""
     together: Flag = False
     """All FILES are one table."""
     separate: Flag = False
@@ -68,7 +86,7 @@ class Args:
     json: Flag = False
     """Print JSON and nothing else."""
     csv: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Write the boards as CSV as well, a row for each set and baseline."""
+    """Write the boards as CSV as well, one row for each set and baseline."""
     report: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one self-contained HTML page as well."""
     reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
@@ -81,31 +99,41 @@ def run(args: Args) -> int:
         InputError: for anything wrong with files or options.
     """
     from rollonce.files import check_writable
+    from rollonce.reports.decision import decide_on_board, print_decision
     from rollonce.reports.files import boards_json, write_csv
+    from rollonce.reports.table import print_board
 
     settings = _settings(args)
-    check_writable(args.csv, args.report)
+    saving = args.save_best or (args.out if args.save else None)
+    check_writable(args.csv, args.report, saving)
     sources = find_sources(
         args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate
     )
+    if saving and len(sources) > 1:
+        raise InputError(
+            f"a baseline is saved from one set, and these are {len(sources)}; name one, or give --together"
+        )
+    command = command_line("score")
     with Bars() as bars:
         tables = [read(source, args.reader, bars) for source in sources]
         boards = score_tables(tables, settings, args.jobs, bars)
-    command = command_line("score")
+    if saving:
+        row = save_row(boards[0], tables[0], settings, args.save, saving, command)
+        remark(f"wrote {saving}: {row}, fitted on all {tables[0].n_tasks} tasks")
+    decisions = [decide_on_board(board, command, saved=saving, rho=args.rho) for board in boards]
     if args.csv:
         write_csv(args.csv, boards)
     if args.report:
         from rollonce.reports.page import write_page
 
-        write_page(args.report, boards, command)
+        write_page(args.report, boards, command, decisions)
     if args.json:
-        print_json(boards_json(boards, command))
+        print_json(boards_json(boards, command, decisions))
     else:
-        from rollonce.reports.table import print_board
-
         console = out()
-        for board in boards:
-            print_board(console, board)
+        for board, decision in zip(boards, decisions, strict=True):
+            print_board(console, board, args.all)
+            print_decision(console, decision, with_next=len(boards) == 1)
         _say_how_files_were_taken(args, [s.files for s in sources])
     for path in filter(None, (args.csv, args.report)):
         remark(f"wrote {path}")
@@ -120,6 +148,10 @@ def _settings(args: Args) -> BoardSettings:
         raise InputError(f"--held-out is a share of the tasks, at least 0 and below 1, not {args.held_out:g}")
     if args.jobs is not None and args.jobs < 1:
         raise InputError(f"--jobs must be at least 1, not {args.jobs}")
+    if args.save and args.save_best:
+        raise InputError("give --save-best FILE or --save ROW, not both")
+    if args.rho is not None and not args.rho >= 0:
+        raise InputError(f"--rho must be at least 0, not {args.rho:g}")
     return BoardSettings(
         batch_size=args.batch_size,
         window=args.window,
@@ -129,6 +161,8 @@ def _settings(args: Args) -> BoardSettings:
         held_out=args.held_out,
         saved=args.baseline,
         exponent=read_exponent(args.exponent) if args.exponent is not None else None,
+        only=args.only,
+        quick=args.quick,
     )
 
 

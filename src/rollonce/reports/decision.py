@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from rollonce.reports.bars import encodable
 from rollonce.reports.words import interval, number
 from rollonce.scoring import Board, Estimate, WatchScore
 from rollonce.testing.audit import CheckResult
@@ -45,22 +46,17 @@ class Decision(NamedTuple):
     next_step: str
 
 
-def print_decision(console: Console, decision: Decision) -> None:
-    """The two lines."""
+def print_decision(console: Console, decision: Decision, with_next: bool = True) -> None:
+    """The answer, and the next step on a line of its own that can be pasted."""
     console.print()
-    print_answer(console, decision)
-    console.print(Text.assemble(("Next: ", "bold"), decision.next_step), soft_wrap=True)
-
-
-def print_answer(console: Console, decision: Decision) -> None:
-    """The first of them."""
     console.print(
         Text.assemble(
             ("Is one rollout per task enough here? ", "bold"),
-            f"{decision.answer.capitalize()}, because {decision.because}.",
-        ),
-        soft_wrap=True,
+            encodable(console, f"{decision.answer.capitalize()}, because {decision.because}."),
+        )
     )
+    if with_next:
+        console.print(Text.assemble(("Next: ", "bold"), decision.next_step), soft_wrap=True)
 
 
 def into_trainer(file: str) -> str:
@@ -86,6 +82,12 @@ def decide_from_b_eff(b_eff: Estimate, batch_size: int, rho: float | None = None
     def crossing(level: float) -> float:
         return max(0.0, (batch_size / level - size / (size - 1)) / (size - 1)) if level > 0 else math.inf
 
+    if rho is None and b_eff.value >= of_groups:
+        return "cannot tell", (
+            f"{level}, and the interval holds the {number(of_groups, 1)} of groups of {size}: at rho = 0 (tasks' "
+            f"gradients do not differ) they are about equal, from rho = {number(crossing(low), 3)} on it is enough; "
+            "`rollonce noise` measures rho on your policy"
+        )
     at = Estimate(crossing(b_eff.value), crossing(high), crossing(low))
     where = number(at.value, 3)
     if at.high > at.low:

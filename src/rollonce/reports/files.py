@@ -10,42 +10,23 @@ from typing import Any
 
 from rollonce import __version__
 from rollonce.files import write_whole_file
+from rollonce.reports.columns import COLUMNS, CSV_FIELDS, STEP_COLUMNS
+from rollonce.reports.decision import Decision, decide_on_board
 from rollonce.reports.words import verdict
 from rollonce.scoring import Board, Score
 
-CSV_COLUMNS = (
-    "set",
-    "batch_size",
-    "rank",
-    "baseline",
-    "needs",
-    "b_eff",
-    "b_eff_low",
-    "b_eff_high",
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-    "mse",
-    "advantage_variance",
-    "explained",
-    "dead",
-    "window",
-    "window_asked",
-    "method",
-    "scored_as",
-    "n_batches",
-    "n_tasks",
-    "n_rollouts",
-    "snr",
-)
 
-
-def boards_json(boards: Sequence[Board], command: str) -> dict[str, Any]:
-    """What ``--json`` prints: ``{"rollonce", "command", "boards": [...]}``; each board has its ``verdict`` in words."""
+def boards_json(boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> dict[str, Any]:
+    """What ``--json`` prints: ``{"rollonce", "command", "boards": [...]}``; each board has its ``verdict`` in words and
+    its ``decision``."""
+    decisions = decisions or [decide_on_board(board, command) for board in boards]
     return {
         "rollonce": __version__,
         "command": command,
-        "boards": [board.to_dict() | {"verdict": verdict(board)._asdict()} for board in boards],
+        "boards": [
+            board.to_dict() | {"verdict": verdict(board)._asdict(), "decision": decision}
+            for board, decision in zip(boards, decisions, strict=True)
+        ],
     }
 
 
@@ -58,11 +39,11 @@ def write_csv(path: str, boards: Sequence[Board]) -> None:
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(CSV_COLUMNS)
+    writer.writerow(CSV_FIELDS)
     for board in boards:
         for rank, score in [*enumerate(board.scores, 1), *(("", s) for s in board.apart)]:
             others = _beside_the_score(board, rank, score)
-            row = [others[name] if name in others else getattr(score, name) for name in CSV_COLUMNS]
+            row = [others[name] if name in others else getattr(score, name) for name in CSV_FIELDS]
             writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
     write_whole_file(path, text.getvalue())
 
@@ -74,8 +55,11 @@ def _beside_the_score(board: Board, rank: int | str, score: Score) -> dict[str, 
         "batch_size": board.batch_size,
         "rank": rank,
         "baseline": score.label,
-        **{f"b_eff{end}": v for end, v in zip(("", "_low", "_high"), score.b_eff, strict=True)},
-        **{f"ratio{end}": v for end, v in zip(("", "_low", "_high"), score.ratio, strict=True)},
+        **{
+            f"{column.field}{end}": value
+            for column in (*COLUMNS, *STEP_COLUMNS)
+            for end, value in zip(("", "_low", "_high"), column.of(score), strict=True)
+        },
         "n_tasks": moments.n_tasks,
         "n_rollouts": moments.n_rollouts,
         "snr": moments.snr.value,

@@ -11,7 +11,9 @@ from markupsafe import Markup
 from rollonce import __version__
 from rollonce.files import write_whole_file
 from rollonce.reports import svg
+from rollonce.reports.decision import B_EFF_SAYS, Decision, decide_on_board
 from rollonce.reports.html import page_environment
+from rollonce.reports.labels import is_published
 from rollonce.reports.words import capital, interval, number, precision, significant, verdict
 from rollonce.scoring import Board, Estimate, Score
 
@@ -20,7 +22,7 @@ class Row(NamedTuple):
     """A baseline's line in a plot; ``kind`` colours it: ``won``, ``lost`` or ``even``."""
 
     label: str
-    twin: str
+    remark: str
     kind: str
     level: Markup
     level_text: str
@@ -30,21 +32,22 @@ class Row(NamedTuple):
     ratio_interval: str
 
 
-def write_page(path: str, boards: Sequence[Board], command: str) -> None:
+def write_page(path: str, boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> None:
     """Render the page and write it, whole or not at all.
 
     Raises:
         InputError: if it cannot be written.
     """
-    write_whole_file(path, render(boards, command))
+    write_whole_file(path, render(boards, command, decisions))
 
 
-def render(boards: Sequence[Board], command: str) -> str:
+def render(boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> str:
     """The page as text.
 
     Args:
         boards: One section each.
         command: What made it, shown at the end.
+        decisions: What each board comes to; made here if they are not given.
     """
     environment = page_environment()
     environment.globals.update(
@@ -56,8 +59,12 @@ def render(boards: Sequence[Board], command: str) -> str:
         math=math,
         min=min,
     )
-    sections = [_section(i, board) for i, board in enumerate(boards)]
-    snrs = [s["board"].moments.snr for s in sections]
+    decisions = decisions or [decide_on_board(board, command) for board in boards]
+    sections = [
+        _section(i, board) | {"decision": decision}
+        for i, (board, decision) in enumerate(zip(boards, decisions, strict=True))
+    ]
+    snrs = [board.moments.snr for board in boards]
     snr_scale = svg.log_scale(snrs)
     return environment.get_template("board.html").render(
         title=_title(boards),
@@ -66,11 +73,12 @@ def render(boards: Sequence[Board], command: str) -> str:
         overview=_overview(boards),
         matrix=_matrix(boards) if len(boards) > 1 else None,
         snr=[
-            (s["board"].name, s["id"], svg.interval_bar(e, snr_scale), significant(e))
-            for s, e in zip(sections, snrs, strict=True)
+            (board.name, section["id"], svg.interval_bar(snr, snr_scale), significant(snr))
+            for board, section, snr in zip(boards, sections, snrs, strict=True)
         ],
         snr_axis=svg.axis(snr_scale, -1),
         snr_one=svg.Scale.at(snr_scale, 1.0) if not snr_scale.beyond(1.0) else None,
+        caveat=B_EFF_SAYS,
         command=command,
         version=__version__,
     )
@@ -119,16 +127,22 @@ def _section(i: int, board: Board) -> dict[str, Any]:
         "one": ratios.at(1.0),
         "histogram": svg.histogram(board.difficulty) if board.difficulty else "",
         "curve": svg.curve(curves) if len(curves) > 1 else "",
-        "curves": [("B (every baseline's ceiling)" if name == "perfect" else name) for name in curves],
+        "curves": [_curve_name(name, board) for name in curves],
         "groups": [g for g in board.groups if math.isfinite(g.crossing)],
     }
+
+
+def _curve_name(name: str, board: Board) -> str:
+    if name == "perfect":
+        return "B (every baseline's ceiling)"
+    return f"{name} (best)" if board.scores and name == board.best.label else name
 
 
 def _row(score: Score, levels: svg.Scale, ratios: svg.Scale) -> Row:
     kind = kind_of(score.ratio)
     return Row(
         label=score.label,
-        twin=score.scored_as,
+        remark=f"scored as {score.scored_as}" if score.scored_as else _published(score.label),
         kind=kind,
         level=svg.interval_bar(score.b_eff, levels, kind),
         level_text=number(score.b_eff.value, 1),
@@ -137,6 +151,10 @@ def _row(score: Score, levels: svg.Scale, ratios: svg.Scale) -> Row:
         ratio_text=number(score.ratio.value, precision(score.ratio)),
         ratio_interval=interval(score.ratio),
     )
+
+
+def _published(label: str) -> str:
+    return "published as an example of GS1" if is_published(label) else ""
 
 
 def kind_of(ratio: Estimate) -> str:

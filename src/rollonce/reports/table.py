@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rollonce.baselines import LeaveOneOut
 from rollonce.reports.bars import axis, bar_range, can_draw, draw_bar, encodable
+from rollonce.reports.columns import B_EFF, RATIO, Column, known_columns
+from rollonce.reports.decision import B_EFF_SAYS
+from rollonce.reports.labels import is_published, short_label
 from rollonce.reports.words import (
     beats,
     interval,
@@ -29,7 +33,11 @@ GROUPS = (
 )
 
 
-def print_board(console: Console, board: Board) -> None:
+TOP_ROWS = 12
+"""Rows shown unless all are asked for; the LOO mean and the published example always are."""
+
+
+def print_board(console: Console, board: Board, show_all: bool = False) -> None:
     """Headline, moments, the list, what stands apart, groups and notes."""
     words = verdict(board)
     console.print()
@@ -39,11 +47,19 @@ def print_board(console: Console, board: Board) -> None:
         console.print(Text(sentence))
     console.print(Text(encodable(console, moments_sentence(board)), style="dim"))
     console.print()
-    levels = any(math.isfinite(s.b_eff.value) for s in board.scores)
-    console.print(score_table(console, board.scores, levels))
-    twins = [s for s in board.scores if s.scored_as]
-    if twins:
-        console.print(Text("* counts its own reward; scored as its leave-one-out twin", style="dim"))
+    columns = known_columns([*board.scores, *board.apart])
+    shown = board.scores if show_all else top_rows(board.scores)
+    console.print(score_table(console, shown, columns, board.scores))
+    hidden = len(board.scores) - len(shown)
+    marks = []
+    if hidden:
+        marks.append(f"{hidden} more rows: --all shows them")
+    if any(s.scored_as for s in shown):
+        marks.append("* counts its own reward; scored as its leave-one-out twin")
+    if any(is_published(s.label) for s in shown):
+        marks.append("+ an example of GS1 as it was published")
+    for line in marks:
+        console.print(Text(line, style="dim"))
     if board.steps:
         console.print()
         console.print(Text("What a training step feels, predicted from log-probabilities", style="bold"))
@@ -55,55 +71,65 @@ def print_board(console: Console, board: Board) -> None:
         console.print(
             Text("Apart: these need the same task again, or extra rollouts. Ceilings, not choices.", style="dim")
         )
-        console.print(score_table(console, board.apart, levels, board.scores))
+        console.print(score_table(console, board.apart, columns, board.scores))
     if board.groups and math.isfinite(board.groups[0].crossing):
         console.print()
         console.print(Text(GROUPS.format(board.batch_size), style="dim"))
-
         console.print(group_table(board.groups))
-    for note in board.notes:
-        console.print(
-            Padding(
-                Text(f"Note: {encodable(console, note)}", style="yellow"), (1 if note is board.notes[0] else 0, 0, 0, 0)
-            )
-        )
+    for i, note in enumerate([*board.notes, B_EFF_SAYS]):
+        text = Text(f"Note: {encodable(console, note)}", style="yellow")
+        console.print(Padding(text, (0 if i else 1, 0, 0, 0)))
+
+
+def top_rows(scores: Sequence[Score]) -> list[Score]:
+    """The first of a ranking, the LOO mean, and the published examples."""
+    loo = LeaveOneOut().label
+    return [s for i, s in enumerate(scores) if i < TOP_ROWS or s.label == loo or is_published(s.label)]
 
 
 def score_table(
-    console: Console, scores: Sequence[Score], levels: bool, scale_of: Sequence[Score] | None = None
+    console: Console, scores: Sequence[Score], columns: Sequence[Column], scale_of: Sequence[Score]
 ) -> Table:
-    """Baselines with B_eff, ratio to LOO and the ratio's interval as a bar with a mark at 1."""
+    """Baselines with their figures, and the ratio's interval as a bar with a mark at 1.
+
+    Args:
+        console: What it is for: its width decides what is shortened.
+        scores: The rows.
+        columns: The figures.
+        scale_of: The rows whose ratios the bars' scale must hold.
+    """
     width = console.width
+    wide = width > 110
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
     table.add_column(
-        "baseline", ratio=1 if width > 110 else None, overflow="fold", max_width=None if width > 110 else 24
+        "baseline", ratio=1 if wide else None, no_wrap=True, overflow="ellipsis", max_width=None if wide else 24
     )
-    if levels:
-        table.add_column("B_eff", justify="right", no_wrap=True)
-        table.add_column("95%", no_wrap=True)
-    else:
+    if B_EFF not in columns:
         table.add_column("E[A^2]", justify="right", no_wrap=True)
-    table.add_column("x LOO", justify="right", no_wrap=True)
-    table.add_column("95%", no_wrap=True)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+        if width >= column.interval_from_width:
+            table.add_column("95%", no_wrap=True)
     size = max(9, min(41, width - 67))
-    low, high = bar_range([*(scale_of or scores)])
+    low, high = bar_range(scale_of)
     table.add_column(axis(low, high, size), no_wrap=True, min_width=size)
     fancy = can_draw(console)
     for score in scores:
         won = beats(score)
         style = "" if won is None else "green" if won else "red" if score.ratio.high < 1 else ""
-        bar = Text(draw_bar(score.ratio, low, high, size, fancy), style=style)
-        if levels:
-            level = [number(score.b_eff.value, 1), interval(score.b_eff, 1)]
-        else:
-            level = [f"{score.advantage_variance:.4g}"]
-        cells = [*level, number(score.ratio.value, precision(score.ratio)), interval(score.ratio)]
-        label = score.label + ("*" if score.scored_as else "")
-        table.add_row(
-            Text(encodable(console, label)),
-            *(Text(encodable(console, c), style=style if i >= len(level) else "") for i, c in enumerate(cells)),
-            bar,
-        )
+        label = score.label if wide else short_label(score.label)
+        label += ("*" if score.scored_as else "") + ("+" if is_published(score.label) else "")
+        cells = [Text(encodable(console, label))]
+        if B_EFF not in columns:
+            cells.append(Text(f"{score.advantage_variance:.4g}"))
+        for column in columns:
+            estimate = column.of(score)
+            digits = precision(estimate) if column.digits is None else column.digits
+            texts = [number(estimate.value, digits)]
+            if width >= column.interval_from_width:
+                texts.append(interval(estimate, 2 if column.digits is None else column.digits))
+            cells += [Text(encodable(console, t), style=style if column is RATIO else "") for t in texts]
+        table.add_row(*cells, Text(draw_bar(score.ratio, low, high, size, fancy), style=style))
     return table
 
 
@@ -124,8 +150,24 @@ def step_table(console: Console, board: Board) -> Table:
             cells.append(with_interval(p.progress))
             if not several:
                 cells.append(with_interval(p.equivalent_batch, 0) + ("*" if p.beyond_curve else ""))
-        table.add_row(*(Text(encodable(console, cell)) for cell in (score.label, *cells)))
+        table.add_row(*(Text(encodable(console, cell)) for cell in (short_label(score.label), *cells)))
     return table
+
+
+def board_so_far(console: Console, name: str, scores: Sequence[Score]) -> Group:
+    """The first rows of a board that is still being computed."""
+    ranked = sorted((s for s in scores if math.isfinite(s.ratio.value)), key=lambda s: -s.ratio.value)[:8]
+    heading = Text.assemble((name, "bold"), (f"  {len(scores)} rows so far", "dim"))
+    return Group(heading, score_table(console, ranked, known_columns(ranked), ranked))
+
+
+def ahead_so_far(scores: Sequence[Score]) -> str:
+    """The same in a few words, for a log."""
+    ranked = [s for s in scores if math.isfinite(s.ratio.value) and not s.needs]
+    if not ranked:
+        return ""
+    best = max(ranked, key=lambda s: s.ratio.value)
+    return f"{best.label} ahead, {with_interval(best.ratio)} x LOO"
 
 
 def group_table(groups: Sequence[GroupScore]) -> Table:

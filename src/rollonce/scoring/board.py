@@ -86,6 +86,7 @@ def score_rollouts(
     seed: int = 0,
     held_out: float = 0.0,
     exponent: float | None = None,
+    leave_out: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     on_score: Callable[[Score], None] | None = None,
 ) -> Board:
@@ -106,6 +107,7 @@ def score_rollouts(
             targets. What learns from rewards is left out then.
         exponent: Of the surprisal, as `rollonce noise` measures it, for rollouts with log-probabilities; without it
             progress is predicted for 1 and for 2, and a note says where the two disagree.
+        leave_out: Whether a baseline that cannot be fitted is left out with a note; by default so with the defaults.
         progress: Called with (label, done, total).
         on_score: Called with each score as it comes, in the order of the baselines.
 
@@ -120,6 +122,7 @@ def score_rollouts(
         targets, fit_on = order[:n_held], tasks.take(order[n_held:])
     scorer = Scorer(rollouts, batch_size, n_batches, resamples, seed=seed, targets=targets)
     chosen = list(baselines) if baselines is not None else board_baselines(tasks, window)
+    leave_out = baselines is None if leave_out is None else leave_out
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
         chosen.insert(0, LeaveOneOut())
     if not scorer.has_repeats:
@@ -145,7 +148,7 @@ def score_rollouts(
             else:
                 baseline.fit(fit_on)
         except InputError as error:
-            if baselines is not None:
+            if not leave_out:
                 raise
             left_out.append(f"{baseline.label} was left out: {error}")
             continue
@@ -244,12 +247,16 @@ def _cross_fit(baseline: Baseline, rollouts: Rollouts, seed: int, held_out: floa
 def _curve(
     rollouts: Rollouts, m: Moments, served: dict[str, Baseline | CrossFitted], usable: list[Score], seed: int
 ) -> dict[str, list[tuple[int, float]]]:
-    """B_eff against batch size: the LOO mean in closed form, the published kernel and the best in-batch baseline by
-    simulation."""
+    """B_eff against batch size: the LOO mean in closed form; the published kernel, the best in-batch baseline and the
+    best of all by simulation."""
     sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
     curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
-    wanted = [published_tfidf().label, *[s.label for s in usable if not s.window and not s.scored_as][:1]]
+    wanted = [
+        published_tfidf().label,
+        *[s.label for s in usable if not s.window and not s.scored_as][:1],
+        usable[0].label,
+    ]
     for label in dict.fromkeys(wanted):
         if label in served and label not in curve:
             curve[label] = [

@@ -1,4 +1,4 @@
-"""What a tuned baseline's file says of where it comes from."""
+"""What a baseline's file says of where it comes from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from rollonce import __version__
-from rollonce.tuning.tune import TuneResult
+from rollonce.rollouts import Rollouts
+from rollonce.scoring import Board, Score
+from rollonce.tuning.tune import TuneResult, table_hash
 
 
 def provenance(result: TuneResult, files: Sequence[str | PathLike[str]], command: str) -> dict[str, Any]:
@@ -38,6 +40,23 @@ def provenance(result: TuneResult, files: Sequence[str | PathLike[str]], command
         "reported_how": "cross-fitted procedure" if result.cross_fitted else "held-out report part",
         "tuned_ratio_to_loo": _rounded(result.tuned),
         "fell_back_to_loo": result.is_loo,
+        "versions": {"rollonce": __version__, "numpy": np.__version__},
+    }
+
+
+def row_provenance(board: Board, rollouts: Rollouts, score: Score | None, command: str) -> dict[str, Any]:
+    """The same for a row of a board, fitted on the whole table."""
+    return {
+        "command": command,
+        "scored_on": board.name,
+        "source": board.source,
+        "tasks": rollouts.n_tasks,
+        "rollouts": rollouts.n_rollouts,
+        "rollouts_hash": table_hash(rollouts),
+        "settings": {"batch_size": board.batch_size, **board.settings},
+        "reported_ratio_to_loo": [_rounded(x) for x in score.ratio] if score else [],
+        "reported_b_eff": [_rounded(x) for x in score.b_eff] if score else [],
+        "reported_how": f"a board of {len(board.scores)} rows on these very tasks; the best of many flatters itself",
         "versions": {"rollonce": __version__, "numpy": np.__version__},
     }
 
