@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
+from rollonce.rounding import COARSEST, rewards_are_equal
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -256,7 +257,8 @@ class Rollouts:
         name: What the set is called (a file's stem).
         tasks: The N tasks, without anything known only after a rollout.
         offsets_N1: Task n's rollouts are ``rewards_R[offsets_N1[n]:offsets_N1[n + 1]]`` (N + 1,).
-        rewards_R: Rewards, any finite real numbers (R,).
+        rewards_R: Rewards, any finite real numbers (R,). A task's rewards that differ by rounding alone
+            (`rollonce.rounding`) are kept as one number.
         lengths_R: Response lengths in the unit of the log (tokens wherever it counts them), NaN where unknown, or None
             (R,).
         steps_R: The training step (or iteration, epoch) of each rollout, or None (R,).
@@ -286,6 +288,7 @@ class Rollouts:
     _memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rewards_R", _without_rounding(self.rewards_R, self.offsets_N1))
         if self.log_probs_R is not None:
             if self.log_probs_R.shape != self.rewards_R.shape:
                 raise InputError(f"{self.n_rollouts} rewards but {len(self.log_probs_R)} log-probabilities")
@@ -410,3 +413,21 @@ def _grouped_like(
     if sizes != [len(g) for g in groups]:
         raise InputError(f"{what} must be grouped like the rewards, {len(groups)} groups of the same sizes")
     return np.concatenate([np.asarray(g, dtype=np.float64) for g in values])
+
+
+def _without_rounding(rewards_R: FloatArray, offsets_N1: IntArray) -> FloatArray:
+    """The rewards, those of a task (or of all tasks) as one number where they are equal but for rounding."""
+    if not len(rewards_R) or (np.diff(offsets_N1) <= 0).any():
+        return rewards_R
+    low_N = np.minimum.reduceat(rewards_R, offsets_N1[:-1])
+    high_N = np.maximum.reduceat(rewards_R, offsets_N1[:-1])
+    spread_N, size_N = high_N - low_N, np.maximum(np.abs(low_N), np.abs(high_N))
+    out_R = rewards_R
+    for n in np.flatnonzero((spread_N > 0) & (spread_N <= COARSEST * size_N + 1e-6)):
+        group = slice(offsets_N1[n], offsets_N1[n + 1])
+        if rewards_are_equal(rewards_R[group]):
+            out_R = rewards_R.copy() if out_R is rewards_R else out_R
+            out_R[group] = rewards_R[group][0]
+    if np.ptp(out_R) > 0 and rewards_are_equal(out_R):
+        out_R = np.full_like(out_R, out_R[0])
+    return out_R

@@ -13,6 +13,7 @@ from rollonce.baselines.kernel import LeaveOneOut
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
+from rollonce.rounding import rewards_are_equal, rounding_size
 
 
 @register
@@ -113,20 +114,21 @@ class ReinforcePlusPlus(FlashReinforce):
         return "REINFORCE++ (whitened)"
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
-        """The batch mean; advantages ``(r - mean) / std``, zeros where the deviation is below 1e-8 of the rewards'
-        size."""
+        """The batch mean; advantages ``(r - mean) / std``, zeros where the rewards are equal but for rounding."""
         centred = super().predict(batch, history)
         return replace(centred, advantages_B=scale_by_std(centred.advantages_B, batch.rewards_B))
 
     def twin_factor(self, batch: Batch) -> float:
         """``(B - 1) / (B * std_B)``."""
         std = float(batch.rewards_B.std())
-        return (len(batch) - 1) / len(batch) / std if std > 0 else 0.0
+        return (len(batch) - 1) / len(batch) / std if not rewards_are_equal(batch.rewards_B) else 0.0
 
 
-def scale_by_std(advantages: FloatArray, rewards: FloatArray) -> FloatArray:
-    """Divide by the rewards' deviation (ddof=0), or give zeros where they are all equal to rounding."""
-    std = float(rewards.std()) if len(rewards) else 0.0
-    if std <= 1e-8 * max(1.0, float(np.abs(rewards).max(initial=0.0))):
+def scale_by_std(advantages: FloatArray, rewards: FloatArray, spread_of: FloatArray | None = None) -> FloatArray:
+    """Divide by the deviation (ddof=0) of the rewards, or of ``spread_of``; zeros where that is the rewards' rounding
+    and no more."""
+    values = rewards if spread_of is None else spread_of
+    std = float(values.std()) if len(values) else 0.0
+    if std <= max(1e-8 * max(1.0, float(np.abs(values).max(initial=0.0))), rounding_size(rewards)):
         return np.zeros_like(advantages)
     return advantages / std

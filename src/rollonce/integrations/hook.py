@@ -29,6 +29,7 @@ from rollonce.integrations.notices import Notices
 from rollonce.integrations.rows import RolloutReward, Rows, columns_needed, make_rows, prompt_text, reads_prompts
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, Tasks
+from rollonce.rounding import rewards_are_equal, rounding_size
 
 STATE_VERSION = 1
 
@@ -205,9 +206,11 @@ class AdvantageHook:
         if self.scale_by_std:
             a_R = over_std(a_R, batch.rewards_B)
         elif self.whiten and len(a_R):
-            a_R = over_std(a_R - a_R.mean(), a_R)
+            a_R = over_std(a_R - a_R.mean(), batch.rewards_B, spread_of=a_R)
         # Rounding is no signal: an optimiser that normalises its step (Muon, Lion) would make a full step of 1e-16.
-        a_R[np.abs(a_R) <= 1e-12 * max(1.0, float(np.abs(batch.rewards_B).max(initial=0.0)))] = 0.0
+        size = max(1.0, float(np.abs(batch.rewards_B).max(initial=0.0)))
+        constant = rewards_are_equal(batch.rewards_B)
+        a_R[np.abs(a_R) <= max(1e-12 * size, rounding_size(batch.rewards_B) if constant else 0.0)] = 0.0
         metrics = _metrics(batch, b_R, loo_R, prior_R, int((~rows.kept_N).sum()))
         if training and len(batch):
             has_tasks = prompts is not None or task_ids is not None

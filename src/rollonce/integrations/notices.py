@@ -8,6 +8,7 @@ import numpy as np
 
 from rollonce.baselines import Baseline, Batch, FlashReinforce, LeaveOneOut, LinearSmoother
 from rollonce.rollouts import FloatArray
+from rollonce.rounding import rewards_are_equal
 
 
 class AdvantageWarning(UserWarning):
@@ -41,7 +42,7 @@ class Notices:
             has_tasks: False where the trainer has neither prompts nor ids, so that no repeat can be seen.
         """
         size = max(1.0, float(np.abs(batch.rewards_B).max()))
-        constant = not self._history_mode and bool(np.ptp(batch.rewards_B) <= 1e-12 * size)
+        constant = not self._history_mode and rewards_are_equal(batch.rewards_B)
         if constant and len(batch) > 1:
             self._say_constant(batch)
         if self._group_size == 1 and has_tasks:

@@ -33,6 +33,7 @@ from rollonce.errors import InputError, MissingExtraError
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult
 from rollonce.integrations.notices import AdvantageWarning
 from rollonce.integrations.tokens import summed_log_probs
+from rollonce.rounding import rewards_are_equal
 from rollonce.setting_rules import Rule, refuse
 
 STATE_FILE = "rollonce.json"
@@ -238,7 +239,7 @@ class _SingleRollout:
         if (trainer.num_generations if mode == "train" else trainer.num_generations_eval) == 1:
             graded = rewards[np.isfinite(rewards)]
             # TRL's share of groups without any spread. At one rollout per task the batch is the group.
-            metrics["frac_reward_zero_std"][-1] = float(len(graded) == 0 or np.ptp(graded) == 0)
+            metrics["frac_reward_zero_std"][-1] = float(rewards_are_equal(graded))
         for key in (
             "baseline",
             "baseline_std",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollonce.rollouts import FloatArray
+from rollonce.rounding import rewards_are_equal
 from rollonce.run_directory import PARTS
 
 
@@ -50,4 +51,4 @@ def dead_groups(rewards_B: FloatArray, group_size: int) -> float | None:
     groups."""
     if group_size < 2:
         return None
-    return float((np.ptp(rewards_B.reshape(-1, group_size), axis=1) < 1e-12).mean())
+    return float(np.mean([rewards_are_equal(group) for group in rewards_B.reshape(-1, group_size)]))
