@@ -54,6 +54,23 @@ def test_verdicts(board: Board) -> None:
     assert "Nothing here does better" in text
 
 
+@pytest.mark.parametrize("reward", [0.0, 0.5, 1.0])
+def test_equal_rewards_have_no_winner(reward: float) -> None:
+    table = Rollouts.from_groups([[reward] * 4] * 40, [f"task {t}" for t in range(40)])
+    words = verdict(score_rollouts(table, n_batches=20, resamples=4))
+    assert words.headline == "All rewards are equal: no baseline is better than another, nothing can be learned."
+    assert words.apart is None
+
+
+def test_without_noise_the_one_that_errs_least_is_named_not_the_one_with_a_ratio() -> None:
+    rewards = [[float(t % 2)] * 4 for t in range(40)]
+    table = Rollouts.from_groups(
+        rewards, [f"task {t}" for t in range(40)], columns={"kind": [t % 2 for t in range(40)]}
+    )
+    words = verdict(score_rollouts(table, n_batches=50, resamples=0))
+    assert words.headline.startswith("Same kind errs least")  # never wrong: E[A^2] = 0, and a ratio to it is 1/0
+
+
 def test_numbers() -> None:
     assert number(-0.001) == "0.00"
     assert number(-1.5) == "−1.50"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.tuning.planning import Difficulty, dead_groups, difficulty, fit_beta, plan
+from rollonce.tuning.planning import Difficulty, dead_by_difficulty, dead_groups, difficulty, fit_beta, plan
 from rollonce.tuning.power import half_width, n_needed, power_table, smallest_passing
 
 
@@ -82,3 +82,18 @@ def test_difficulty_from_what_is_given():
             difficulty(**bad)
     with pytest.raises(InputError, match="budget"):
         plan(3, d)
+
+
+def test_dead_groups_at_the_edges_of_difficulty():
+    # All tasks alike: p^G + (1 - p)^G with p = 0.3
+    assert dead_by_difficulty(Difficulty(0.3, 0.21, 0.0), 4) == pytest.approx(0.3**4 + 0.7**4)
+    assert dead_by_difficulty(Difficulty(0.3, 0.21 - 1e-12, 1e-12), 4) == pytest.approx(0.3**4 + 0.7**4, rel=1e-6)
+    # Tasks that are always right or always wrong: every group is dead.
+    assert dead_by_difficulty(Difficulty(0.3, 0.0, 0.21), 4) == 1.0
+    assert dead_by_difficulty(Difficulty(0.3, 1e-9, 0.21 - 1e-9), 4) == pytest.approx(1.0, abs=1e-6)
+    # Judge scores about 3 are no 0/1 rewards, and no Beta has these moments.
+    assert np.isnan(dead_by_difficulty(Difficulty(3.0, 1.0, 0.5), 4))
+    assert np.isnan(dead_by_difficulty(Difficulty(0.5, 1.0, 0.5), 4))
+    assert [g.dead_beta for g in plan(32, Difficulty(0.4, 0.24, 0.0)).groups] == pytest.approx(
+        [0.4**g + 0.6**g for g in (2, 4, 8, 16)]
+    )

@@ -95,11 +95,15 @@ def step_sentences(board: Board) -> list[str]:
 
 def verdict(board: Board) -> Verdict:
     """The best baseline of a board in a sentence, and whether it can be told apart from the LOO mean."""
+    if board.moments.s2.value == 0 and board.moments.tau2.value == 0:
+        return Verdict("All rewards are equal: no baseline is better than another, nothing can be learned.", [], None)
     ranked = [s for s in board.scores if math.isfinite(s.ratio.value)]
     if not ranked or not board.difficulty:
         return Verdict("No baseline could be ranked: see the notes.", [], None)
     best, loo, size = ranked[0], board.loo, board.batch_size
     if board.moments.s2.value == 0:
+        # A baseline without any error has no ratio (its E[A^2] is 0), so the errors themselves are compared.
+        best = min((s for s in board.scores if math.isfinite(s.mse)), key=lambda s: s.mse, default=best)
         return Verdict(
             f"{capital(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.",
             [],

@@ -42,8 +42,8 @@ class GroupPlan(NamedTuple):
         b_eff: ``B (G - 1) / G`` of the baseline alone.
         variance: Predicted gradient variance at rho, in units of ``g2_within / B``.
         crossing: The rho above which one rollout per task has the smaller variance; 0 if it always has.
-        dead_beta: Chance that a group's rewards are all equal, if difficulty is Beta distributed and rewards are 0/1;
-            NaN if no Beta fits.
+        dead_beta: Chance that a group's rewards are all equal, if difficulty is Beta distributed (at tau2 = 0: the same
+            for all tasks) and rewards are 0/1; NaN if no Beta fits.
         dead_data: The same counted in the data, without that assumption; NaN where not known.
     """
 
@@ -117,6 +117,20 @@ def fit_beta(d: Difficulty) -> tuple[float, float] | None:
     return (d.mean * total, (1 - d.mean) * total) if total > 1e-12 else None
 
 
+def dead_by_difficulty(d: Difficulty, group_size: int) -> float:
+    """`dead_groups` of the Beta that fits these moments, and at its two edges: tasks that are all alike
+    (``tau2 = 0``: ``p^G + (1 - p)^G``) and tasks that are always right or always wrong (``tau2 = p (1 - p)``: 1). NaN
+    where no 0/1 reward has such moments."""
+    if not 0 <= d.mean <= 1:
+        return np.nan
+    beta = fit_beta(d)
+    if beta is not None:
+        return dead_groups(*beta, group_size)
+    if d.tau2 <= 0:
+        return d.mean**group_size + (1 - d.mean) ** group_size
+    return 1.0 if d.tau2 <= d.mean * (1 - d.mean) * (1 + 1e-9) else np.nan
+
+
 def dead_groups(a: float, b: float, group_size: int) -> float:
     """Chance that all G 0/1 rewards of a task agree, its success rate being Beta(a, b) (beta-binomial, closed form).
 
@@ -169,7 +183,7 @@ def plan(
         if g > budget // 2:
             continue
         crossing = max(0.0, (budget / mine - g / (g - 1)) / (g - 1))
-        dead = dead_groups(*beta, g) if beta else np.nan
+        dead = dead_by_difficulty(d, g)
         counted = (dead_data or {}).get(g, np.nan)
         groups.append(GroupPlan(g, budget / g, budget * (g - 1) / g, rho * g + g / (g - 1), crossing, dead, counted))
     return Plan(budget, rho, d, loo, mine, rho + budget / mine, beta, groups)
