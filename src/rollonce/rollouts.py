@@ -117,6 +117,8 @@ class Tasks:
         prompts: N prompts as text.
         task_ids: N ids, default ``"0" .. "N-1"``.
         columns: Declared pre-rollout columns, each of N values (text or numbers).
+        ids_tell_apart: Tasks with the same prompt are different tasks if their ids differ: games with hidden words,
+            agents whose prompt is empty. Otherwise one prompt is one task, whatever its ids.
 
     `take` gives a view that shares the parent's cache, so a feature of N tasks is computed once however many batches
     are drawn.
@@ -127,7 +129,10 @@ class Tasks:
         prompts: Sequence[str],
         task_ids: Sequence[str] | NDArray[Any] | None = None,
         columns: Mapping[str, Sequence[Any] | NDArray[Any]] | None = None,
+        *,
+        ids_tell_apart: bool = False,
     ) -> None:
+        self.ids_tell_apart = ids_tell_apart
         self._root: Tasks = self
         self.index_N: IntArray | None = None
         self._prompts: Sequence[str] = prompts
@@ -153,6 +158,7 @@ class Tasks:
     def take(self, index_N: Sequence[int] | IntArray) -> Tasks:
         """The tasks at these positions, sharing this one's cache of features."""
         view = Tasks.__new__(Tasks)
+        view.ids_tell_apart = self.ids_tell_apart
         view._root = self._root
         index = np.asarray(index_N, dtype=np.int64)
         view.index_N = index if self.index_N is None else self.index_N[index]
@@ -163,7 +169,8 @@ class Tasks:
         """The same tasks as their own root, so that the parent can be forgotten; cached feature rows come along."""
         if self.index_N is None:
             return self
-        own = Tasks(self.prompts, self.task_ids, {c: self.column(c) for c in self.column_names})
+        columns = {c: self.column(c) for c in self.column_names}
+        own = Tasks(self.prompts, self.task_ids, columns, ids_tell_apart=self.ids_tell_apart)
         for key, value in self._root._cache.items():
             if _is_feature(key):
                 own._cache[key] = value[self.index_N]
@@ -175,7 +182,12 @@ class Tasks:
         first, second = first.detached(), second.detached()
         shared = [c for c in first.column_names if c in second.column_names]
         columns = {c: np.concatenate([first.column(c), second.column(c)]) for c in shared}
-        both = Tasks([*first.prompts, *second.prompts], np.concatenate([first.task_ids, second.task_ids]), columns)
+        both = Tasks(
+            [*first.prompts, *second.prompts],
+            np.concatenate([first.task_ids, second.task_ids]),
+            columns,
+            ids_tell_apart=(first.ids_tell_apart or not len(first)) and (second.ids_tell_apart or not len(second)),
+        )
         for key, value in first._cache.items():
             if _is_feature(key) and key in second._cache:
                 other = second._cache[key]
@@ -235,13 +247,20 @@ class Tasks:
         return value if self.index_N is None else value[self.index_N]
 
     @property
+    def identities(self) -> list[str]:
+        """What two rows of one task have in common, N texts: the normalised prompt, or the id where ids tell apart."""
+        if self.ids_tell_apart:
+            return [str(i) for i in self.task_ids]
+        return [normalise_prompt(p) for p in self.prompts]
+
+    @property
     def prompt_keys(self) -> IntArray:
-        """An integer per task, equal where the normalised prompts are equal (N,)."""
+        """An integer per task, equal where the `identities` are equal (N,)."""
 
         def compute(root: Tasks) -> IntArray:
             codes: dict[str, int] = {}
             return np.fromiter(
-                (codes.setdefault(normalise_prompt(p), len(codes)) for p in root._prompts),
+                (codes.setdefault(identity, len(codes)) for identity in root.identities),
                 dtype=np.int64,
                 count=len(root),
             )
@@ -271,6 +290,8 @@ class Rollouts:
         log_probs_R: Log-probability of each response under the policy that sampled it, summed over its tokens, in nats:
             at most 0, NaN where unknown; None if no rollout has one (R,). Known only after the rollout, so `Tasks`
             never holds it.
+        unused_columns: Fields of the log that look known before the rollout and were not declared, as ``columns=``
+            takes them.
     """
 
     name: str
@@ -285,6 +306,7 @@ class Rollouts:
     n_skipped: int = field(default=0, kw_only=True)
     format: str = field(default="", kw_only=True)
     log_probs_R: FloatArray | None = field(default=None, kw_only=True)
+    unused_columns: tuple[str, ...] = field(default=(), kw_only=True)
     _memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -329,7 +351,12 @@ class Rollouts:
         offsets = np.concatenate([[0], np.cumsum([len(g) for g in groups])]).astype(np.int64)
         return cls(
             name,
-            Tasks(prompts, task_ids, columns),
+            Tasks(
+                prompts,
+                task_ids,
+                columns,
+                ids_tell_apart=task_ids is not None and ids_tell_apart(prompts, [len(g) for g in groups]),
+            ),
             offsets,
             np.concatenate(groups),
             lengths_R=_grouped_like(groups, lengths, "lengths"),
@@ -401,7 +428,15 @@ class Rollouts:
             n_skipped=self.n_skipped,
             format=self.format,
             log_probs_R=pick(self.log_probs_R),
+            unused_columns=self.unused_columns,
         )
+
+
+def ids_tell_apart(prompts: Sequence[str], group_sizes: Sequence[int] | IntArray) -> bool:
+    """Whether N tasks with ids of their own are to be told apart by these and not by their prompts: if all prompts are
+    one, or if there are at least two tasks per prompt and the ids are those of groups, not of single rollouts."""
+    n_prompts = len(set(map(normalise_prompt, prompts)))
+    return (n_prompts == 1 < len(prompts)) or (2 * n_prompts <= len(prompts) and bool(np.median(group_sizes) >= 2))
 
 
 def _grouped_like(

@@ -11,7 +11,6 @@ from rollonce.baselines.base import Baseline, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.rollouts import normalise_prompt
 
 
 @register
@@ -72,8 +71,8 @@ class Tracker(Baseline):
         prior = self._prior()
         out = np.empty(len(batch))
         only_prior_B = np.zeros(len(batch), dtype=bool)
-        for i, prompt in enumerate(batch.tasks.prompts):
-            weight, total = self.sums_.get(normalise_prompt(prompt), (0.0, 0.0))
+        for i, name in enumerate(batch.tasks.identities):
+            weight, total = self.sums_.get(name, (0.0, 0.0))
             below = self.strength + weight
             out[i] = (self.strength * prior + total) / below if below > 0 else prior
             only_prior_B[i] = weight == 0 and not known
@@ -82,8 +81,8 @@ class Tracker(Baseline):
     def observe(self, batch: Batch) -> None:
         """Count the batch's rewards for their tasks; several of one task count alike, whatever order they are in."""
         groups: dict[str, list[float]] = {}
-        for prompt, reward in zip(batch.tasks.prompts, batch.rewards_B, strict=True):
-            groups.setdefault(normalise_prompt(prompt), []).append(float(reward))
+        for name, reward in zip(batch.tasks.identities, batch.rewards_B, strict=True):
+            groups.setdefault(name, []).append(float(reward))
         for key, rewards in groups.items():
             weight, total = self.sums_.get(key, (0.0, 0.0))
             fade = self.discount ** len(rewards)

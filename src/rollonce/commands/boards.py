@@ -53,6 +53,25 @@ class BoardSettings(NamedTuple):
 QUICK_BATCHES, QUICK_RESAMPLES = 300, 30
 
 
+def scorable(tables: Sequence[Rollouts], batch_size: int) -> tuple[list[Rollouts], list[str]]:
+    """The tables that can be scored, and a sentence for each of the others.
+
+    Raises:
+        InputError: the first such sentence, if none can be.
+    """
+    good: list[Rollouts] = []
+    errors: list[InputError] = []
+    for table in tables:
+        try:
+            check_scorable(table, batch_size)
+            good.append(table)
+        except InputError as error:
+            errors.append(error)
+    if not good and errors:
+        raise errors[0]
+    return good, [str(error) for error in errors]
+
+
 def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int | None, bars: Bars) -> list[Board]:
     """A board for each table, in order.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from tyro.conf import UseAppendAction, arg
 
 from rollonce import datasets
-from rollonce.commands.terminal import Bars, Flag
+from rollonce.commands.terminal import Bars, Flag, remark
 from rollonce.errors import InputError
 from rollonce.readers.options import Options, ReadOptions
 from rollonce.readers.paths import name_of_set
@@ -179,7 +179,16 @@ def _with_names(sources: list[Source], groups: list[tuple[RolloutFile, ...]]) ->
 
 
 def read(source: Source, options: ReaderOptions, bars: Bars | None = None) -> Rollouts:
-    """The table of one source."""
+    """The table of one source; on stderr the fields that it could have used as columns."""
+    table = _read(source, options, bars)
+    if table.unused_columns:
+        names = ", ".join(column.partition("=")[0] for column in table.unused_columns)
+        flags = " ".join(f"--columns {column}" for column in table.unused_columns[:3])
+        remark(f"{table.name}: not used: {names} ({flags})")
+    return table
+
+
+def _read(source: Source, options: ReaderOptions, bars: Bars | None) -> Rollouts:
     tell = (lambda done, total: bars.tell(f"reading {source.name}", "", done, total)) if bars else None
     if source.found:
         return read_files(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from rollonce.commands.boards import BoardSettings, save_row, score_tables
+from rollonce.commands.boards import BoardSettings, save_row, scorable, score_tables
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
@@ -85,6 +85,8 @@ class Args:
     """Sets scored at once, each on one core. Default: as many as there are cores."""
     json: Flag = False
     """Print JSON and nothing else."""
+    tasks: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write a CSV with one row per task as well: rollouts, mean, deviation, pass@k, dead groups."""
     csv: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write the boards as CSV as well, one row for each set and baseline."""
     report: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
@@ -100,12 +102,12 @@ def run(args: Args) -> int:
     """
     from rollonce.files import check_writable
     from rollonce.reports.decision import decide_on_board, print_decision
-    from rollonce.reports.files import boards_json, write_csv
+    from rollonce.reports.files import boards_json, write_csv, write_tasks_csv
     from rollonce.reports.table import print_board
 
     settings = _settings(args)
     saving = args.save_best or (args.out if args.save else None)
-    check_writable(args.csv, args.report, saving)
+    check_writable(args.csv, args.report, args.tasks, saving)
     sources = find_sources(
         args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate
     )
@@ -115,7 +117,10 @@ def run(args: Args) -> int:
         )
     command = command_line("score")
     with Bars() as bars:
-        tables = [read(source, args.reader, bars) for source in sources]
+        everything = [read(source, args.reader, bars) for source in sources]
+        if args.tasks:
+            write_tasks_csv(args.tasks, everything)
+        tables, left_out = scorable(everything, args.batch_size)
         boards = score_tables(tables, settings, args.jobs, bars)
     if saving:
         row = save_row(boards[0], tables[0], settings, args.save, saving, command)
@@ -128,14 +133,16 @@ def run(args: Args) -> int:
 
         write_page(args.report, boards, command, decisions)
     if args.json:
-        print_json(boards_json(boards, command, decisions))
+        print_json(boards_json(boards, command, decisions) | {"left_out": left_out})
     else:
         console = out()
         for board, decision in zip(boards, decisions, strict=True):
             print_board(console, board, args.all)
             print_decision(console, decision, with_next=len(boards) == 1)
         _say_how_files_were_taken(args, [s.files for s in sources])
-    for path in filter(None, (args.csv, args.report)):
+    for sentence in left_out:
+        remark(f"left out: {sentence}")
+    for path in filter(None, (args.csv, args.report, args.tasks)):
         remark(f"wrote {path}")
     return 0
 

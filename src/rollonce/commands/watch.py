@@ -93,7 +93,8 @@ def _replay(args: Args) -> int:
         raise InputError("watch reads one log at a time; name one")
     with Bars() as bars:
         table = read(source[0], args.reader, bars)
-        watcher = Watcher(_baselines(args, table.tasks), _exponent(args))
+        baselines, unfitted = _baselines(args, table.tasks)
+        watcher = Watcher(baselines, _exponent(args))
         steps = list(steps_of(table, args.batch_size))
         shown = -math.inf
         for i, step in enumerate(steps, 1):
@@ -105,7 +106,9 @@ def _replay(args: Args) -> int:
     scores = watcher.scores()
     if not scores:
         raise InputError(_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
-    notes = [f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}"] if table.skipped else []
+    notes = [*_left_out(args, table.n_rollouts, steps, scores), *unfitted]
+    if table.skipped:
+        notes.append(f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}")
     decision = decide_on_log(scores, " ".join(args.log))
     if args.json:
         print_json(
@@ -132,6 +135,25 @@ def _exponent(args: Args) -> float | None:
     return read_exponent(args.exponent) if args.exponent is not None else None
 
 
+def _left_out(args: Args, n_rows: int, steps: Sequence[Batch], scores: Sequence[WatchScore]) -> list[str]:
+    """What the ranking does not rest on, in sentences."""
+    notes = []
+    in_steps = sum(map(len, steps))
+    if in_steps < n_rows:
+        notes.append(
+            f"Left out: the last {n_rows - in_steps} of {n_rows} rollouts, which make no whole step of "
+            f"{args.batch_size or 32} (--batch-size)."
+        )
+    if scores[0].steps < len(steps):
+        notes.append(
+            f"Left out: {len(steps) - scores[0].steps} of {len(steps)} steps, in which all rollouts were of one task."
+        )
+    if not args.trees and args.window:
+        notes.append("Left out: the boosted trees, which fit a model in each step (--trees).")
+    notes.append("Left out: baselines that need the same task again in an earlier step (tracker), and the oracle.")
+    return notes
+
+
 def _no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
     if n_tasks == 1:
         return f"all {n_rows} rollouts are of one task: there is no other task to compare with"
@@ -139,8 +161,9 @@ def _no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
     return f"{n_rows} rollouts make no whole step of {size} rows with two tasks in it; pass a smaller --batch-size"
 
 
-def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
-    """What can run along at one rollout per task, fitted on these prompts."""
+def _baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
+    """What can run along at one rollout per task, fitted on these prompts, and a sentence for each that cannot be
+    fitted on them."""
     from rollonce.baselines import BoostedTrees
     from rollonce.baselines.catalogue import board_baselines
     from rollonce.commands.saved import load_saved
@@ -152,7 +175,13 @@ def _baselines(args: Args, tasks: Tasks) -> list[Baseline]:
         and not hasattr(b, "fit_rewards")
         and (args.trees or not isinstance(b, BoostedTrees))
     ]
-    return [b.fit(tasks) for b in [*chosen, *map(load_saved, args.baseline)]]
+    fitted, left_out = [], []
+    for baseline in chosen:
+        try:
+            fitted.append(baseline.fit(tasks))
+        except InputError as error:
+            left_out.append(f"Left out: {baseline.label}: {error.message}")
+    return [*fitted, *(load_saved(path).fit(tasks) for path in args.baseline)], left_out
 
 
 # Following a growing log
@@ -188,7 +217,7 @@ class _Growing:
         columns = {
             name: [batch.tasks.column(name)[i] for batch, i in where.values()] for name in step.tasks.column_names
         }
-        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns)), _exponent(self.args))
+        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns))[0], _exponent(self.args))
         for old in self.steps:
             self.watcher.step(old)
 

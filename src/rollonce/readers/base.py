@@ -62,6 +62,7 @@ class Format(ABC):
         options: What the reading was asked for.
         n_filtered: Rows left out by ``split`` or ``filter`` so far.
         splits: The splits that those rows were of.
+        unused_columns: Fields that look like columns and were not declared.
     """
 
     name: ClassVar[str] = ""
@@ -73,6 +74,7 @@ class Format(ABC):
         self.options = options
         self.n_filtered = 0
         self.splits: set[str] = set()
+        self.unused_columns: tuple[str, ...] = ()
         for option in ("reward", "join", "split", "filter", "rows_key"):
             if getattr(options, option) is not None and option not in self.uses:
                 flag = f"--{option.replace('_', '-')}"

@@ -18,6 +18,7 @@ from rollonce.readers.paths import PathLike, expand, name_of_set
 from rollonce.readers.probe import Probe, probe_file
 from rollonce.readers.registry import format_named, recognise
 from rollonce.readers.table import TableBuilder
+from rollonce.readers.useful_columns import useful_columns
 from rollonce.readers.values import keys_of
 from rollonce.rollouts import Rollouts
 
@@ -114,7 +115,7 @@ def read_files(
     if not builder.n_rows and reader.n_filtered and not builder.n_skipped:
         splits = f"; the file has {', '.join(sorted(reader.splits))}" if reader.splits else ""
         raise InputError(f"all {reader.n_filtered:,} rows were left out by split or filter{splits}", file=source)
-    return builder.build(name, source, reader.name)
+    return builder.build(name, source, reader.name, reader.unused_columns)
 
 
 def _check_one_policy(files: Sequence[RolloutFile]) -> None:
@@ -138,6 +139,8 @@ def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell |
         reader.start(probe)
         merger = RowMerger(reader)
         for lines, records in reader.records(probe, builder.reject, tell):
+            if not builder.n_rows:
+                reader.unused_columns = useful_columns(records, reader.options)
             builder.add(reader.block(file, *merger.push(lines, records), builder.reject))
         builder.add(reader.block(file, *merger.flush(), builder.reject))
     except InputError as error:

@@ -27,7 +27,7 @@ from rollonce.readers.values import (
     prompt_id,
     task_id_text,
 )
-from rollonce.rollouts import Rollouts, Tasks, normalise_prompt, render_messages
+from rollonce.rollouts import Rollouts, Tasks, ids_tell_apart, normalise_prompt, render_messages
 
 MAX_MESSAGES = 100
 _BIG = 1 << 62
@@ -338,7 +338,7 @@ class TableBuilder:
     # The table
     # ----------------------------------------------------------------------------------------------------------------
 
-    def build(self, name: str, source: str, read: str) -> Rollouts:
+    def build(self, name: str, source: str, read: str, unused_columns: tuple[str, ...] = ()) -> Rollouts:
         """The table of what was added.
 
         Raises:
@@ -362,7 +362,7 @@ class TableBuilder:
         order = np.argsort(code_R[keep_R], kind="stable")
         rows = keep_R[order]
         codes, sizes = np.unique(code_R[rows], return_counts=True)
-        tasks = self._tasks(codes)
+        tasks = self._tasks(codes, sizes)
         return Rollouts(
             name,
             tasks,
@@ -376,6 +376,7 @@ class TableBuilder:
             n_skipped=self.n_skipped,
             format=read,
             log_probs_R=log_probs_R[rows] if self._any["log_probs"] else None,
+            unused_columns=unused_columns,
         )
 
     def take(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None] | None:
@@ -425,12 +426,15 @@ class TableBuilder:
             )
         return np.setdiff1d(everything, drop)
 
-    def _tasks(self, codes: NDArray[np.int64]) -> Tasks:
+    def _tasks(self, codes: NDArray[np.int64], sizes: NDArray[np.int64]) -> Tasks:
         ids, prompts = self._ids, self._prompts
         if len(codes) != len(prompts):  # tasks whose only rows were dropped as copies
             ids, prompts = [ids[c] for c in codes], [prompts[c] for c in codes]
         columns = {name: column_array([values[c] for c in codes]) for name, values in self._columns.items()}
-        return Tasks(prompts, np.array(ids, dtype=object), columns)
+        by_id = not all(key.startswith("\x00") for key in self._code_of)
+        return Tasks(
+            prompts, np.array(ids, dtype=object), columns, ids_tell_apart=by_id and ids_tell_apart(prompts, sizes)
+        )
 
 
 def _key(by_prompt: bool, key: str) -> str:

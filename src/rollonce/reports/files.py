@@ -8,12 +8,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rollonce import __version__
 from rollonce.files import write_whole_file
 from rollonce.reports.columns import COLUMNS, CSV_FIELDS, STEP_COLUMNS
 from rollonce.reports.decision import Decision, decide_on_board
 from rollonce.reports.words import verdict
+from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score
+from rollonce.scoring.groups import chance_of_a_pass, chance_of_equals
 
 
 def boards_json(boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> dict[str, Any]:
@@ -45,6 +49,39 @@ def write_csv(path: str, boards: Sequence[Board]) -> None:
             others = _beside_the_score(board, rank, score)
             row = [others[name] if name in others else getattr(score, name) for name in CSV_FIELDS]
             writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+    write_whole_file(path, text.getvalue())
+
+
+def write_tasks_csv(path: str, tables: Sequence[Rollouts]) -> None:
+    """One row for each task: its columns, rollouts, mean and deviation (ddof=1), pass@k (the chance that one of k
+    rollouts has the full reward, unbiased) and dead@G (that G rollouts all earn the same), for groups large enough.
+
+    Full reward is the largest of the table; with rewards of 0 and 1 it is 1.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    sizes = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= max(int(t.group_sizes_N.max()) for t in tables)]
+    columns = list(dict.fromkeys(name for table in tables for name in table.tasks.column_names))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    passes, deads = [f"pass@{k}" for k in sizes], [f"dead@{g}" for g in sizes[1:]]
+    writer.writerow(["set", "task_id", *columns, "n", "mean", "sd", *passes, *deads, "prompt"])
+    for table in tables:
+        full, sds = float(table.rewards_R.max()), np.sqrt(table.variances_N)
+        values = {name: table.tasks.column(name) for name in table.tasks.column_names}
+        for n, (task, prompt) in enumerate(zip(table.tasks.task_ids, table.tasks.prompts, strict=True)):
+            group = table.group(n)
+            row = [
+                *(values[name][n] if name in values else "" for name in columns),
+                len(group),
+                float(table.means_N[n]),
+                float(sds[n]),
+                *(chance_of_a_pass(group >= full, k) for k in sizes),
+                *(chance_of_equals(group, g) for g in sizes[1:]),
+            ]
+            plain = ["" if isinstance(v, float) and not math.isfinite(v) else v for v in row]
+            writer.writerow([table.name, task, *plain, " ".join(prompt.split())[:200]])
     write_whole_file(path, text.getvalue())
 
 

@@ -299,6 +299,11 @@ def _notes(rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], 
             f"A window of {cut[0].window_asked} rows was asked for, but {m.n_tasks} tasks less a batch of "
             f"{scorer.batch_size} leave {cut[0].window} other tasks; that many were used."
         )
+    if rollouts.tasks.ids_tell_apart:
+        notes.append(
+            "Many tasks have one prompt, so they are told apart by their ids; what reads the prompt alone can do no "
+            "better there than the batch mean. A column that differs between them would help (--columns)."
+        )
     if m.same_prompt:
         notes.append(
             f"{m.same_prompt} tasks share their prompt with another task id; windows never hold a task's own prompt."

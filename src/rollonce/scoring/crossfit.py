@@ -21,7 +21,7 @@ import numpy as np
 
 from rollonce.baselines import Baseline, LinearSmoother, Tags
 from rollonce.errors import InputError
-from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks, normalise_prompt
+from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks
 from rollonce.scoring.batches import draw_rewards
 
 FOLDS = 5
@@ -82,7 +82,7 @@ class CrossFitted:
 
     def _fold_N(self, root: Tasks) -> IntArray:
         if self._folds is None or self._folds[0] is not root:
-            fold_N = np.array([self.fold_of.get(normalise_prompt(p), 0) for p in root.prompts], np.int64)
+            fold_N = np.array([self.fold_of.get(name, 0) for name in root.identities], np.int64)
             self._folds = (root, fold_N)
         return self._folds[1]
 
@@ -139,7 +139,7 @@ def cross_fit(
     Raises:
         InputError: for more folds than prompts.
     """
-    keys = [normalise_prompt(p) for p in rollouts.tasks.prompts]
+    keys = rollouts.tasks.identities
     drawn: list[CrossFitted] = []
     for draw in range(draws):
         parts, fold_N = fit_folds(baseline, rollouts, folds, np.random.default_rng([seed, 7, draw]))

@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rollonce.rollouts import Rollouts
+from rollonce.rollouts import FloatArray, Rollouts
 
 
 class GroupScore(NamedTuple):
@@ -62,12 +63,28 @@ def group_scores(
 def dead_group_fraction(rollouts: Rollouts, group_size: int) -> float:
     """Chance that ``group_size`` rollouts of a task all earn the same, averaged over tasks with that many: unbiased.
 
-    For a task with n rollouts of which ``c_v`` earned v it is ``sum_v C(c_v, G) / C(n, G)``.
+    NaN where no task has so many.
     """
-    chances = []
-    for n in np.flatnonzero(rollouts.group_sizes_N >= group_size):
-        counts = np.unique(rollouts.group(int(n)), return_counts=True)[1]
-        total = float(counts.sum())
-        steps = np.arange(group_size)
-        chances.append(float(np.prod((np.maximum(counts[:, None] - steps, 0)) / (total - steps), axis=1).sum()))
-    return float(np.mean(chances)) if chances else np.nan
+    groups = [rollouts.group(int(n)) for n in np.flatnonzero(rollouts.group_sizes_N >= group_size)]
+    return float(np.mean([chance_of_equals(group, group_size) for group in groups])) if groups else np.nan
+
+
+def chance_of_equals(rewards_G: FloatArray, n_drawn: int) -> float:
+    """Chance that ``n_drawn`` of these G rewards, drawn without replacement, are all the same; NaN if there are fewer.
+
+    With ``c_v`` rewards of v it is ``sum_v C(c_v, n) / C(G, n)``.
+    """
+    if len(rewards_G) < n_drawn:
+        return np.nan
+    counts = np.unique(rewards_G, return_counts=True)[1]
+    steps = np.arange(n_drawn)
+    return float(np.prod((np.maximum(counts[:, None] - steps, 0)) / (len(rewards_G) - steps), axis=1).sum())
+
+
+def chance_of_a_pass(passed_G: NDArray[np.bool_], n_drawn: int) -> float:
+    """pass@k: chance that of ``n_drawn`` of these G rollouts, drawn without replacement, one passed at least,
+    ``1 - C(G - c, k) / C(G, k)`` with c passed ones; NaN if there are fewer (Chen et al. 2021)."""
+    if len(passed_G) < n_drawn:
+        return np.nan
+    failed, steps = len(passed_G) - int(passed_G.sum()), np.arange(n_drawn)
+    return 1.0 - float(np.prod(np.maximum(failed - steps, 0) / (len(passed_G) - steps)))

@@ -8,6 +8,8 @@
 * **Logs** (`rollonce.scoring.watch`): rows with its own normalised prompt are hidden in batch and window alike, since
   repeats in a log are groups.
 
+Where one prompt stands for many tasks whose ids differ (`Tasks.ids_tell_apart`), the id takes the prompt's place.
+
 `rollonce.scoring.closed_form` compiles the first two into its loop; a test holds that equal to `visible_blocks`.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from rollonce.kernels.base import BoolArray
-from rollonce.rollouts import IntArray, Tasks, normalise_prompt
+from rollonce.rollouts import IntArray, Tasks
 
 
 def visible_blocks(prompt_key_N: IntArray, columns_KM: IntArray, n_rows: int) -> BoolArray:
@@ -49,7 +51,5 @@ def prompt_keys_of_log(batch: Tasks, window: Tasks) -> tuple[IntArray, IntArray]
     """Numbers for the rows of a step (B,) and of its window (H,), equal where one is a sibling of the other: such rows
     are hidden from each other."""
     codes: dict[str, int] = {}
-    key_M = np.array(
-        [codes.setdefault(normalise_prompt(p), len(codes)) for p in (*batch.prompts, *window.prompts)], np.int64
-    )
+    key_M = np.array([codes.setdefault(name, len(codes)) for name in (*batch.identities, *window.identities)], np.int64)
     return key_M[: len(batch)], key_M[len(batch) :]

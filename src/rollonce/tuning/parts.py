@@ -13,7 +13,7 @@ import numpy as np
 
 from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError
-from rollonce.rollouts import IntArray, Rollouts, normalise_prompt
+from rollonce.rollouts import IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate, Score, Scorer
 
 # Below this many tasks the report part of a split would be too small to say anything: cross-fitting instead.
@@ -53,7 +53,7 @@ def split(rollouts: Rollouts, seed: int) -> Split:
 
 def by_prompt(rollouts: Rollouts, fold_N: IntArray) -> dict[str, int]:
     """The fold of each normalised prompt, from that of each task (equal prompts have one fold)."""
-    return {normalise_prompt(p): int(f) for p, f in zip(rollouts.tasks.prompts, fold_N, strict=True)}
+    return {name: int(f) for name, f in zip(rollouts.tasks.identities, fold_N, strict=True)}
 
 
 class Judged(NamedTuple):
