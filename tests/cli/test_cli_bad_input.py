@@ -81,13 +81,6 @@ def test_too_little(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
     is_a_sentence(rollonce("watch", few, "-B", "64"), str(few), "smaller --batch-size")
 
 
-def test_the_second_of_two_files_is_refused_before_anything_is_scored(
-    tmp_path: Path, rollonce: Callable[..., Ran]
-) -> None:
-    good, few = write(tmp_path / "good.jsonl", rows(40)), write(tmp_path / "few.jsonl", rows(5))
-    is_a_sentence(rollonce("score", good, few), str(few), "5 tasks")
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

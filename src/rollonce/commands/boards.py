@@ -82,14 +82,11 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
         bars: Where progress goes, and the first rows.
 
     Raises:
-        InputError: if a table cannot be scored (before any is), a baseline file cannot be read, or no row has a name
+        InputError: if a table cannot be scored (see `scorable`), a baseline file cannot be read, or no row has a name
             that is asked for.
     """
     for table in tables:
         chosen_rows(table.tasks, settings.window, settings.only)
-    if len(tables) > 1:  # so that no table is scored before one that cannot be is refused
-        for table in tables:
-            check_scorable(table, settings.batch_size)
     for path in settings.saved:
         load_saved(path)
     jobs = min(jobs or _cores(), len(tables))

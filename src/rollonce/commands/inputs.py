@@ -148,7 +148,7 @@ def _belongs_to(file: RolloutFile) -> Any:
     path, format = file.probe.path, file.format
     if format.whole_file:
         return str(path)
-    return (format.policy_of(file.probe), *_belongs_to_run(file))
+    return (file.policy, *_belongs_to_run(file))
 
 
 def _belongs_to_run(file: RolloutFile) -> tuple[str, ...]:

@@ -22,12 +22,23 @@ from rollonce.readers.useful_columns import useful_columns
 from rollonce.readers.values import keys_of
 from rollonce.rollouts import Rollouts
 
+# What the code of a format may raise for a file that is not what it takes it for.
+_NOT_OF_THE_FORMAT = (KeyError, TypeError, AttributeError, IndexError, ValueError)
+
 
 class RolloutFile(NamedTuple):
     """A file that was looked at, and the format that it is read as."""
 
     probe: Probe
     format: type[Format]
+
+    @property
+    def policy(self) -> str | None:
+        """The policy that the file's rollouts were sampled from, where that can be known."""
+        try:
+            return self.format.policy_of(self.probe)
+        except (InputError, *_NOT_OF_THE_FORMAT):
+            return None  # what is wrong with the file is said when it is read
 
 
 def read_rollouts(
@@ -121,10 +132,10 @@ def read_files(
 def _check_one_policy(files: Sequence[RolloutFile]) -> None:
     """Rollouts of two policies make no calibration set: what is between the policies would count as noise."""
     policies: dict[str, Path] = {}
-    for probe, format in files:
-        policy = format.policy_of(probe)
+    for file in files:
+        policy = file.policy
         if policy is not None:
-            policies.setdefault(policy, probe.path)
+            policies.setdefault(policy, file.probe.path)
     if len(policies) > 1:
         listed = ", ".join(f"{path} is of {policy}" for policy, path in list(policies.items())[:4])
         raise InputError(
@@ -136,9 +147,8 @@ def _check_one_policy(files: Sequence[RolloutFile]) -> None:
 def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None) -> None:
     file = str(probe.path)
     try:
-        reader.start(probe)
         merger = RowMerger(reader)
-        for lines, records in reader.records(probe, builder.reject, tell):
+        for lines, records in _records(probe, reader, builder, tell):
             if not builder.n_rows:
                 reader.unused_columns = useful_columns(records, reader.options)
             builder.add(reader.block(file, *merger.push(lines, records), builder.reject))
@@ -149,6 +159,20 @@ def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell |
         raise
     finally:
         probe.forget_document()
+
+
+def _records(
+    probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None
+) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    try:
+        reader.start(probe)
+        yield from reader.records(probe, builder.reject, tell)
+    except _NOT_OF_THE_FORMAT as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"not a file of the format {reader.name!r} ({type(error).__name__}: {str(error)[:120]})"
+        ) from None
 
 
 @contextmanager

@@ -44,9 +44,9 @@ def nested_rows(record: Any, rows_key: str) -> list[Any]:
         return [row for task, inner in value.items() for row in _rows_of_task(shared | {"task_id": task}, inner)]
     if not isinstance(value, list):
         raise InputError(f"{rows_key!r} (--rows-key) is {kind_of(value)}; it must be a list of rows, or a map by task")
-    wrong = next((row for row in value if not isinstance(row, Mapping)), None)
-    if wrong is not None:
-        raise InputError(f"a row in {rows_key!r} (--rows-key) is {kind_of(wrong)}, not an object with keys")
+    wrong = [row for row in value if not isinstance(row, Mapping)]
+    if wrong:
+        raise InputError(f"a row in {rows_key!r} (--rows-key) is {kind_of(wrong[0])}, not an object with keys")
     return [{**shared, **row} for row in value]
 
 
