@@ -15,6 +15,7 @@ from rollonce.files import check_writable
 from rollonce.reports.decision import decide_on_tuning, print_decision
 from rollonce.reports.tune import print_tuning
 from rollonce.tuning.provenance import provenance
+from rollonce.tuning.reach import self_tuning_reaches, window_that_tasks_allow
 from rollonce.tuning.search import SAMPLERS, Budget
 from rollonce.tuning.tune import tune
 
@@ -30,8 +31,8 @@ choose part, the LOO mean is what is chosen.
 Examples:
   rollonce tune rollouts.jsonl
       200 trials, then baseline.json.
-  rollonce tune rollouts.jsonl --budget 60s --window 512 --columns level
-      For a minute; earlier batches may count, and so may a column of yours.
+  rollonce tune rollouts.jsonl --budget 60s --window 0 --columns level
+      For a minute, with the batch alone; a column of yours may count.
   rollonce tune rollouts.jsonl --storage search.db --budget 2000
       Stop it and start it again, or run it on several machines at once: one
       search. (Any Optuna URL will do.)
@@ -53,8 +54,9 @@ class Args:
     """Where the chosen baseline goes."""
     batch_size: Annotated[int, arg(metavar="B", aliases=["-B"])] = 32
     """Rollouts in a step, one per task."""
-    window: Annotated[int, arg(metavar="ROWS")] = 0
-    """The longest history window that may be searched; 0 keeps to the batch."""
+    window: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
+    """The longest history window that may be searched; 0 keeps to the batch. Default: what the tasks allow, 512 rows at
+    most."""
     sampler: Annotated[str, arg(metavar="NAME")] = "tpe"
     """tpe, cmaes (TPE for the structure, CMA-ES for its numbers) or hillclimb."""
     storage: Annotated[str | None, arg(metavar="FILE|URL", help_behavior_hint="")] = None
@@ -79,7 +81,7 @@ def run(args: Args) -> int:
         InputError: for anything wrong with files or options.
     """
     for name, least in (("batch_size", 2), ("window", 0), ("batches", 1), ("resamples", 0), ("seed", 0)):
-        if getattr(args, name) < least:
+        if (getattr(args, name) or 0) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
     budget = Budget.parse(args.budget)
     if args.sampler not in SAMPLERS:
@@ -92,11 +94,12 @@ def run(args: Args) -> int:
         )
     with Bars() as bars:
         rollouts = read(sources[0], args.reader, bars)
+        window = window_that_tasks_allow(rollouts.n_tasks, args.batch_size) if args.window is None else args.window
         result = tune(
             rollouts,
             budget=budget,
             batch_size=args.batch_size,
-            window=args.window,
+            window=window,
             sampler=args.sampler,
             seed=args.seed,
             storage=args.storage,
@@ -105,12 +108,15 @@ def run(args: Args) -> int:
             resamples=args.resamples,
             progress=_progress(bars, budget),
         )
+        bars.tell("self-tuning, cross-fitted", "", 0, 1)
+        reached = self_tuning_reaches(rollouts, args.batch_size, window, args.seed)
     result.baseline.save(args.out, provenance(result, sources[0].files, command_line("tune")))
-    decision = decide_on_tuning(result, args.out)
+    again = " ".join(args.files)
+    decision = decide_on_tuning(result, args.out, again, reached)
     if args.json:
-        print_json(result.to_dict() | {"decision": decision})
+        print_json(result.to_dict() | {"self_tuning": reached, "decision": decision})
     else:
-        print_tuning(out(), result)
+        print_tuning(out(), result, reached)
         print_decision(out(), decision)
     remark(f"wrote {args.out} ({Path(args.out).stat().st_size / 1000:.0f} kB)")
     return 0
