@@ -56,6 +56,9 @@ def _load_model(source: str, dtype: torch.dtype, attention: str | None, local_on
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingExtraError("a policy", "transformers", "train") from error
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # "Loading weights" beside our own bars
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     path = Path(source).expanduser()
     if looks_local and not path.is_dir():
