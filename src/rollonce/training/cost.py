@@ -103,9 +103,9 @@ def _measured(run: RunConfig, splits: TaskSplits, learner: Any) -> StepCost:
     seconds = tokens = 0.0
     for _ in range(min(2, run.train.steps)):
         start = time.perf_counter()
-        record = take_step(under_way).record
-        seconds, tokens = time.perf_counter() - start, float(record["tokens"])
-        settle(under_way, record)
+        taken = take_step(under_way)
+        seconds, tokens = time.perf_counter() - start, float(taken.record["tokens"])
+        settle(under_way, taken)
     held_out = list(splits.holdout or splits.test)[:_MEASURED_ROWS]
     start = time.perf_counter()
     answers = list(evaluate_items(learner, held_out, run, split="holdout", mode="sampled", repeats=1, step=0))

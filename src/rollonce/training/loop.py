@@ -91,9 +91,11 @@ class RunUnderWay:
 
 
 class StepTaken(NamedTuple):
-    """One step: its record, its rollouts one by one, and what the arm made of them (B,)."""
+    """One step: its record, whether the policy could be moved, its rollouts one by one, and what the arm made of them
+    (B,)."""
 
     record: StepRecord
+    is_finite: bool
     rollouts: list[RolloutRecord]
     batch: Batch
     advantages_B: FloatArray
@@ -143,7 +145,7 @@ def train(
                     on_batch(taken.record["step"], taken.batch, taken.advantages_B, taken.baseline_B)
                 if on_step is not None:
                     on_step(taken.record)
-                settle(run, taken.record)
+                settle(run, taken)
                 if run.goes_on:
                     between_steps(run, stopped)
         return finish(run)
@@ -194,9 +196,8 @@ def take_step(run: RunUnderWay) -> StepTaken:
     with watch.part("update"):
         measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
         update = learner.update(samples, judged.advantages, measure_kl=measure_kl, move=arm.policy_moves(step))
-    finite = update_is_finite(update.loss, update.grad_norm)
     with watch.part(arm.part):
-        critic_loss = arm.learn(batch, samples, judged) if finite else None
+        critic_loss = arm.learn(batch, samples, judged) if update.is_finite else None
     baseline_B = judged.baseline_B
     advantages_B = judged.advantages if judged.advantages.ndim == 1 else rewards_B - baseline_B
     record: StepRecord = {
@@ -211,7 +212,7 @@ def take_step(run: RunUnderWay) -> StepTaken:
         "self_weight_max": self_weight_max,
         "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
         "dead_groups": dead_groups(rewards_B, config.arm.group_size),
-        "shadow": run.shadow.step(batch) if finite else {},
+        "shadow": run.shadow.step(batch) if update.is_finite else {},
         "truncated": float(samples.truncated_B.float().mean()),
         "tokens": samples.n_tokens,
         "surprisal": -float(rolled.log_prob_B.mean()),
@@ -227,18 +228,14 @@ def take_step(run: RunUnderWay) -> StepTaken:
         "cpu_seconds": watch.cpu,
         "wall_seconds": watch.wall,
     }
-    return StepTaken(record, rollout_records(step, tasks, rolled), batch, advantages_B, baseline_B)
+    return StepTaken(record, update.is_finite, rollout_records(step, tasks, rolled), batch, advantages_B, baseline_B)
 
 
-def update_is_finite(loss: float, grad_norm: float) -> bool:
-    """Whether the policy may be moved by it. A service that tells no gradient norm (NaN) is believed."""
-    return bool(np.isfinite(loss) and not np.isinf(grad_norm))
-
-
-def settle(run: RunUnderWay, record: StepRecord) -> None:
+def settle(run: RunUnderWay, taken: StepTaken) -> None:
     """Count a step that was made; end the run where its update was not finite, or where it has collapsed."""
-    step, settings = record["step"], run.config.train
-    if not update_is_finite(record["loss"], record["grad_norm"]):
+    record, settings = taken.record, run.config.train
+    step = record["step"]
+    if not taken.is_finite:
         run.status = NOT_FINITE
         run.message = f"loss {record['loss']}, gradient norm {record['grad_norm']} at step {step}: no update was made"
         return

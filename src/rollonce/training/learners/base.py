@@ -5,6 +5,7 @@ Shapes: ``_B`` rollouts, ``_T`` response tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +37,11 @@ class Update(NamedTuple):
     kl_old: float
     gated: float
     clipped: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the policy may be moved by it. A service that tells no gradient norm (NaN) is believed."""
+        return math.isfinite(self.loss) and not math.isinf(self.grad_norm)
 
 
 class Learner(Protocol):
