@@ -67,8 +67,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         row["predicted_progress"] = own["progress"] if own else None
         row["predicted_equivalent_batch"] = own["equivalent_batch"] if own else None
         row["b_eff_ratio"] = own["ratio"]["value"] if own else None
-    document |= {"name": options.name, "exponent_used": exponent, "options": vars(options)}
-    return document | agreement(document)
+    return document | {"name": options.name, "exponent_used": exponent, "options": vars(options)}
 
 
 def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
@@ -82,6 +81,8 @@ def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
         for r in document["rows"]
         if r["predicted_progress"] and r["progress"]["low"] and r["label"] not in ("LOO mean", "oracle (true mean)")
     ]
+    if len(rows) < 4:
+        return {}
     twins = [r for r in rows if r["label"] not in ("FlashREINFORCE batch mean", "REINFORCE++ (whitened)")]
     measured, predicted = (
         np.log([[r[key][end] for end in ("value", "low", "high")] for r in twins])
@@ -89,7 +90,7 @@ def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
     )
     b_eff = np.log([r["b_eff_ratio"] for r in twins])
     rng = np.random.default_rng(0)
-    noise = (measured[:, 2] - measured[:, 1]) / 2 / 2.07
+    noise = (measured[:, 2] - measured[:, 1]) / 2 / 2.06
     drawn = measured[:, 0] + noise * rng.normal(size=(draws, len(twins)))
 
     def ranked(other: np.ndarray) -> dict[str, float]:
@@ -119,6 +120,7 @@ def tell(what: str, detail: str, done: int, total: int) -> None:
 def table() -> None:
     """All policies, as Markdown."""
     documents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*.json"))]
+    documents = [d for d in documents if "scale" in d]
     shown = lambda e, d=2: f"{e['value']:.{d}f} [{e['low']:.{d}f}, {e['high']:.{d}f}]"  # noqa: E731
     print(
         "| policy | baselines | exponent, plain | exponent, Adam | 1% of rollouts carry | rank correlation, predicted "
@@ -169,8 +171,8 @@ def main() -> None:
     document = measure(options)
     document["options"]["policy"] = Path(options.policy).name
     document["options"]["template"] = Path(options.template).name
-    write_json_file(HERE / f"{options.name}.json", document)
-    print({k: document[k] for k in ("rank_correlation_predicted", "rank_correlation_b_eff", "scale")})
+    write_json_file(HERE / f"{options.name}.json", document)  # before anything is made of it
+    write_json_file(HERE / f"{options.name}.json", document | agreement(document))
 
 
 if __name__ == "__main__":

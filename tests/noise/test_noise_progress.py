@@ -264,6 +264,6 @@ def test_two_halves_of_the_tasks_agree_within_their_intervals():
                 table, gradients, [Contender("low", Constant(0.1))], NO_CLIP, batch_size=16, steps=40, seed=seed
             )
             both.append(next(r.progress for r in report.rows if r.label == "low"))
-        se = [np.log(e.high / e.low) / 2 / 2.07 for e in both]
+        se = [np.log(e.high / e.low) / 2 / 2.06 for e in both]
         apart.append(abs(np.log(both[0].value / both[1].value)) / np.hypot(*se))
     assert np.mean(np.array(apart) < 2.1) >= 0.8, apart
