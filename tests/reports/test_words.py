@@ -56,10 +56,11 @@ def test_verdicts(board: Board) -> None:
 
 @pytest.mark.parametrize("reward", [0.0, 0.5, 1.0])
 def test_equal_rewards_have_no_winner(reward: float) -> None:
-    table = Rollouts.from_groups([[reward] * 4] * 40, [f"task {t}" for t in range(40)])
-    words = verdict(score_rollouts(table, n_batches=20, resamples=4))
-    assert words.headline == "All rewards are equal: no baseline is better than another, nothing can be learned."
-    assert words.apart is None
+    for n_rollouts in (4, 1):
+        table = Rollouts.from_groups([[reward] * n_rollouts] * 40, [f"task {t}" for t in range(40)])
+        words = verdict(score_rollouts(table, n_batches=20, resamples=4))
+        assert words.headline == "All rewards are equal: no baseline is better than another, nothing can be learned."
+        assert words.apart is None
 
 
 def test_without_noise_the_one_that_errs_least_is_named_not_the_one_with_a_ratio() -> None:

@@ -171,6 +171,8 @@ def _with_names(sources: list[Source], groups: list[tuple[RolloutFile, ...]]) ->
         stem = name_of_set(first)
         folders = [p for p in first.resolve().parent.parts[1:] if not _STEP_FOLDER.match(p)]
         name = stem if len(files) == 1 or not folders else folders[-1]
+        if not files[0].format.whole_file and (policy := files[0].policy):
+            name = policy
         candidates = [name, *("/".join([*folders[-k:], stem]) for k in range(1, len(folders) + 1)), str(first)]
         name = next((c for c in candidates if c not in taken), f"{name} ({len(taken)})")
         taken.add(name)

@@ -95,7 +95,7 @@ def step_sentences(board: Board) -> list[str]:
 
 def verdict(board: Board) -> Verdict:
     """The best baseline of a board in a sentence, and whether it can be told apart from the LOO mean."""
-    if board.moments.s2.value == 0 and board.moments.tau2.value == 0:
+    if len(set(board.difficulty)) == 1 and not board.moments.s2.value > 0:  # single rollouts have no s2
         return Verdict("All rewards are equal: no baseline is better than another, nothing can be learned.", [], None)
     ranked = [s for s in board.scores if math.isfinite(s.ratio.value)]
     if not ranked or not board.difficulty:
