@@ -62,6 +62,8 @@ class Design:
         # sum_k (N_kn - p) z_k is sum_k N_kn z_k, since the z sum to 0.
         total_N = np.bincount(self.tasks_KB.ravel(), weights=np.repeat(centred, b), minlength=self.n_tasks)
         n = self.n_tasks
+        if n == b:
+            return np.full(n, np.nan)
         return total_N / k * n * (n - 1) / (n - b)
 
 
@@ -113,6 +115,8 @@ class Quantity:
         """Over tasks, with the Monte-Carlo error of the batches: taken out of the influences, added to the value."""
         d, n = self.design, self.design.n_tasks
         k, b = d.tasks_KB.shape
+        if n == b:  # every batch holds all tasks: what another sample of them would give cannot be seen
+            return np.nan
         psi_N = self.tasks_N + d.influence(self.batches_K)
         raw = float((psi_N**2).sum()) / (n * (n - 1))
         of_value = float(self.batches_K.var(ddof=1)) / k if k > 1 else 0.0
