@@ -19,11 +19,11 @@ from typing import ClassVar
 import numpy as np
 
 from rollonce.baselines.base import Cost, LinearSmoother, Tags
-from rollonce.baselines.kriging_solver import kriging_weights
+from rollonce.baselines.kriging_solver import kriging_weights, table_is_worth_it, with_noise
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.kernels import Cosine, Kernel, Rbf
-from rollonce.kernels.base import BoolArray
+from rollonce.kernels.base import BoolArray, look_up_pairs
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -73,26 +73,32 @@ class Kriging(LinearSmoother):
 
     def covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards in units of the within-task variance, noise included."""
+        ages_M = np.zeros(columns_KM.shape[1], np.int64) if ages_M is None else ages_M
+        return with_noise(self._of_task_means(tasks, columns_KM), self._noise(ages_M))
+
+    def _of_task_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         n_blocks, n_columns = columns_KM.shape
         c = np.zeros((n_blocks, n_columns, n_columns))
         for kernel, v in zip(self.kernels, self.variances, strict=True):
             if v > 0:
                 c += v * kernel.covariance(tasks, columns_KM, columns_KM)
-        # A row with a million times the noise counts for next to nothing; more would only cost digits.
-        noise = 1.0 if ages_M is None else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e6)))
-        diagonal = np.arange(n_columns)
-        c[:, diagonal, diagonal] += self.nugget + noise
         return c
+
+    def _noise(self, ages_M: IntArray) -> FloatArray:
+        # A row with a million times the noise counts for next to nothing; more would only cost digits.
+        return self.nugget + np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e6)))
 
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
-        return kriging_weights(
-            lambda columns_KM, ages_M: self.covariance(tasks, columns_KM, ages_M),
-            columns_KM,
-            n_rows,
-            visible_KBM,
-            ages_M,
-            age_matters=self.decay < 1 and bool(ages_M.any()),
-        )
+        table = None
+        if table_is_worth_it(tasks, columns_KM):
+            table = self._of_task_means(tasks, np.arange(len(tasks))[None])[0]
+
+        def covariance(columns_KM: IntArray) -> FloatArray:
+            if table is None:
+                return self._of_task_means(tasks, columns_KM)
+            return look_up_pairs(table, columns_KM, columns_KM)
+
+        return kriging_weights(covariance, self._noise(ages_M), columns_KM, n_rows, visible_KBM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,9 +15,11 @@ from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, full_table, similarity
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, full_table, look_up_pairs, similarity
 from rollonce.kernels.combine import normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
+
+_ENTRIES_AT_ONCE = 400_000  # what fits the processor's cache
 
 
 @register
@@ -68,36 +71,44 @@ class Ridge(LinearSmoother):
         out = np.zeros(visible_KBM.shape)
         ages = ages_M[n_rows:] - ages_M[n_rows:].min()
         recency = np.exp(np.maximum(ages * np.log(self.decay), np.log(1e-12)))
-        share = recency / recency.sum()
-        centre = np.eye(past) - share[None, :]
-        for k in range(n_blocks):
-            rows, columns = columns_KM[k : k + 1, :n_rows], columns_KM[k : k + 1, n_rows:]
-            gram, cross = np.zeros((past, past)), np.zeros((n_rows, past))
-            for feature in self.features:
-                if len(tasks) > FULL_MATRIX_UP_TO:
-                    gram += similarity(feature, tasks, columns, columns)[0]
-                    cross += similarity(feature, tasks, rows, columns)[0]
-                else:
-                    table = full_table(feature, tasks)
-                    gram += table[np.ix_(columns[0], columns[0])]
-                    cross += table[np.ix_(rows[0], columns[0])]
-            cross_c = cross - (gram @ share)[None, :]
-            cross_c = cross_c - (cross_c @ share)[:, None]
-            gram_c = centre @ gram @ centre.T
-            solved = np.linalg.solve(gram_c + self.penalty * np.diag(1 / recency), cross_c.T).T
-            w = share[None, :] + solved @ centre
-            hidden = ~visible_KBM[k, :, n_rows:]
+        share_H = recency / recency.sum()
+        chunk = max(1, _ENTRIES_AT_ONCE // past**2)
+        for start in range(0, n_blocks, chunk):
+            part = slice(start, min(start + chunk, n_blocks))
+            w = self._history_weights(tasks, columns_KM[part, :n_rows], columns_KM[part, n_rows:], recency, share_H)
+            hidden = ~visible_KBM[part, :, n_rows:]
             if hidden.any():  # a copy of the own task in the window: take its weight out
                 w = np.where(hidden, 0.0, w)
-                total = w.sum(axis=1, keepdims=True)
+                total = w.sum(axis=2, keepdims=True)
                 # Nothing but copies in the window: the batch's other rows, as where there is no history.
                 alone = np.abs(total) < 1e-12
                 w = np.divide(w, total, out=np.zeros_like(w), where=~alone)
                 if alone.any():
-                    in_batch = normalise(np.zeros((1, n_rows, n_rows)), visible_KBM[k : k + 1, :, :n_rows])[0]
-                    out[k, :, :n_rows] = np.where(alone, in_batch, 0.0)
-            out[k, :, n_rows:] = w
+                    own = visible_KBM[part, :, :n_rows]
+                    out[part, :, :n_rows] = np.where(alone, normalise(np.zeros(own.shape), own), 0.0)
+            out[part, :, n_rows:] = w
         return out
+
+    def _history_weights(
+        self, tasks: Tasks, rows_KB: IntArray, columns_KH: IntArray, recency_H: FloatArray, share_H: FloatArray
+    ) -> FloatArray:
+        """Weights (K, B, H) of the window's rows. The centring by ``I - 1 share'`` is done by its rank of one."""
+        if len(tasks) <= FULL_MATRIX_UP_TO:
+            table = np.sum([full_table(feature, tasks) for feature in self.features], axis=0)
+            gram, cross = (look_up_pairs(table, rows, columns_KH) for rows in (columns_KH, rows_KB))
+        else:
+            gram, cross = (
+                np.sum([similarity(feature, tasks, rows, columns_KH) for feature in self.features], axis=0)
+                for rows in (columns_KH, rows_KB)
+            )
+        mean_KH = gram @ share_H
+        cross -= mean_KH[:, None, :]
+        cross -= (cross @ share_H)[:, :, None]
+        gram += (mean_KH @ share_H)[:, None, None] - mean_KH[:, :, None] - mean_KH[:, None, :]
+        at = np.arange(len(share_H))
+        gram[:, at, at] += self.penalty / recency_H
+        solved = np.linalg.solve(gram, cross.swapaxes(1, 2)).swapaxes(1, 2)
+        return solved + (1 - solved.sum(axis=2, keepdims=True)) * share_H
 
 
 @register
@@ -165,7 +176,8 @@ class BoostedTrees(Baseline):
         Raises:
             MissingExtraError: naming the extra.
         """
-        _histogram_boosting()
+        if importlib.util.find_spec("sklearn") is None:  # its import takes most of a second, so not before it is used
+            raise MissingExtraError("the boosted-trees critic", "scikit-learn", "trees")
         super().fit_tasks(tasks)
 
     def _train(self, history: History) -> tuple | None:

@@ -23,14 +23,20 @@ import numpy as np
 from rollonce.baselines.base import Cost, LinearSmoother, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.evidence import JITTER, fit_shares
-from rollonce.baselines.kriging_solver import kriging_weights, leave_out_rows, residual_precision
+from rollonce.baselines.kriging_solver import (
+    kriging_weights,
+    leave_out_rows,
+    residual_precision,
+    table_is_worth_it,
+    with_noise,
+)
 from rollonce.baselines.sharing import fit_once, pool, unpool
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
 from rollonce.features.base import as_tasks
 from rollonce.kernels import Cosine, Exponential, Kernel, Product, Rbf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray
+from rollonce.kernels.base import BoolArray, look_up_pairs
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 _SPREAD_ROWS = 512
@@ -294,17 +300,17 @@ class SelfTuning(LinearSmoother):
 
     def covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards, noise included, in units of their total variance."""
-        n_columns = columns_KM.shape[1]
+        ages_M = np.zeros(columns_KM.shape[1], np.int64) if ages_M is None else ages_M
+        return with_noise(self._of_task_means(tasks, columns_KM), self._noise(ages_M))
+
+    def _of_task_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         if self._table is not None and self._table[0] is tasks:
-            c = self._table[1][columns_KM[:, :, None], columns_KM[:, None, :]]
-        else:
-            c = self._sum(tasks, columns_KM)
+            return look_up_pairs(self._table[1], columns_KM, columns_KM)
+        return self._sum(tasks, columns_KM)
+
+    def _noise(self, ages_M: IntArray) -> FloatArray:
         # A row with 1e12 times the noise counts for nothing already; more would only overflow.
-        grown = (
-            1.0 if ages_M is None or self.decay == 1 else np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12)))
-        )
-        c[:, np.arange(n_columns), np.arange(n_columns)] += self.shares_K1[-1] * grown + JITTER
-        return c
+        return self.shares_K1[-1] * np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12))) + JITTER
 
     def _sum(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         c = np.zeros((*columns_KM.shape, columns_KM.shape[1]))
@@ -319,17 +325,14 @@ class SelfTuning(LinearSmoother):
         """(K, B, M), see `LinearSmoother.weight_blocks`. Blocks in a row that see the same tasks share one solve."""
         if not len(self.spread_K):
             raise InputError("this self_tuning baseline was not fitted; call fit(prompts) first (or load a saved one)")
-        n_blocks, n_columns = columns_KM.shape
-        small = tasks.index_N is None and len(tasks) <= FULL_MATRIX_UP_TO
-        if small and n_blocks * n_columns**2 > len(tasks) ** 2 and (self._table is None or self._table[0] is not tasks):
+        if table_is_worth_it(tasks, columns_KM) and (self._table is None or self._table[0] is not tasks):
             self._table = (tasks, self._sum(tasks, np.arange(len(tasks))[None])[0])
         return kriging_weights(
-            lambda columns_KM, ages_M: self.covariance(tasks, columns_KM, ages_M),
+            lambda columns_KM: self._of_task_means(tasks, columns_KM),
+            self._noise(ages_M),
             columns_KM,
             n_rows,
             visible_KBM,
-            ages_M,
-            age_matters=self.decay < 1,
         )
 
     def _weights(self, batch: Batch, window: History) -> FloatArray:
@@ -412,4 +415,4 @@ def bernoulli_weights(baseline: SelfTuning, batch: Batch, window: History) -> Fl
     noise = baseline.shares_K1[-1]
     c[np.diag_indices(n + h)] += noise * (factor - 1)
     visible = ~np.eye(n, n + h, dtype=bool)[None]
-    return leave_out_rows(residual_precision(c[None]), n, visible, None)[0]
+    return leave_out_rows(residual_precision(c[None]), n, visible)[0]

@@ -76,12 +76,20 @@ def similarity(
     n_blocks, n_rows = rows_KB.shape
     if len(tasks) <= FULL_MATRIX_UP_TO and _worth_a_table(feature, tasks, n_blocks, n_rows * columns_KM.shape[1]):
         table = full_table(feature, tasks, squared_distance=squared_distance)
-        return table[rows_KB[:, :, None], columns_KM[:, None, :]]
+        return look_up_pairs(table, rows_KB, columns_KM)
     matrix = feature.transform(tasks)
     out = np.empty((n_blocks, n_rows, columns_KM.shape[1]))
     for k in range(n_blocks):
         left, right = matrix[rows_KB[k]], matrix[columns_KM[k]]
         out[k] = _squared_distance(left, right) if name == "squared_distance" else _inner(left, right)
+    return out
+
+
+def look_up_pairs(table_NN: FloatArray, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+    """``table[rows, columns]`` of every pair, block by block (K, B, M)."""
+    out = np.empty((*rows_KB.shape, columns_KM.shape[1]), dtype=table_NN.dtype)
+    for k in range(len(rows_KB)):  # several times as fast as one index over all blocks
+        table_NN.take(rows_KB[k], axis=0).take(columns_KM[k], axis=1, out=out[k])
     return out
 
 

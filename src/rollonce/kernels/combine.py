@@ -97,10 +97,11 @@ def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool =
     """
     log_w = np.where(visible_KBM, log_w_KBM, -np.inf)
     top = log_w.max(axis=-1, keepdims=True) if log_w.shape[-1] else np.full((*log_w.shape[:-1], 1), -np.inf)
-    w = np.exp(log_w - np.where(np.isfinite(top), top, 0.0))
+    log_w -= np.where(np.isfinite(top), top, 0.0)
+    w = np.exp(log_w, out=log_w)
     total = w.sum(axis=-1, keepdims=True)
     empty = ~(total > 0)
     if fallback and empty.any():
-        w = np.where(empty, visible_KBM, w)
+        w = np.where(empty, visible_KBM.astype(np.float64), w)
         total = w.sum(axis=-1, keepdims=True)
-    return np.divide(w, total, out=np.zeros_like(w, dtype=np.float64), where=total > 0)
+    return np.divide(w, total, out=w, where=total > 0)

@@ -12,7 +12,7 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, Kernel, similarity
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, Kernel, look_up_pairs, similarity
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -59,7 +59,7 @@ class Exponential(Kernel):
             if tasks.index_N is None:
                 if key not in cache:
                     cache[key] = _sum_of_differences(matrix, matrix)
-                return cache[key][rows_KB[:, :, None], columns_KM[:, None, :]]
+                return look_up_pairs(cache[key], rows_KB, columns_KM)
         return np.stack([_sum_of_differences(matrix[r], matrix[c]) for r, c in zip(rows_KB, columns_KM, strict=True)])
 
 

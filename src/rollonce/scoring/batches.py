@@ -3,52 +3,76 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 
-
-@njit(cache=True)
-def _shuffle_heads(n: int, uniform_KM: np.ndarray) -> np.ndarray:
-    """The first M entries of K random permutations of range(n), in O(K M) time and O(n) memory (Fisher-Yates, undone
-    after each)."""
-    n_batches, m = uniform_KM.shape
-    out = np.empty((n_batches, m), dtype=np.int64)
-    order = np.arange(n)
-    picked = np.empty(m, dtype=np.int64)
-    for k in range(n_batches):
-        for i in range(m):
-            j = i + int(uniform_KM[k, i] * (n - i))
-            picked[i] = j
-            order[i], order[j] = order[j], order[i]
-            out[k, i] = order[i]
-        for i in range(m - 1, -1, -1):
-            j = picked[i]
-            order[i], order[j] = order[j], order[i]
-    return out
+_ENTRIES_AT_ONCE = 8_000_000
 
 
 def draw_columns(n_tasks: int, n_columns: int, n_batches: int, rng: np.random.Generator) -> IntArray:
     """K batches of M distinct positions out of N (K, M)."""
-    return _shuffle_heads(n_tasks, rng.random((n_batches, n_columns)))
+    return shuffle_heads(n_tasks, rng.random((n_batches, n_columns)))
+
+
+def shuffle_heads(n: int, uniform_KM: FloatArray) -> IntArray:
+    """The first M entries of K random permutations of range(n) (K, M), by Fisher and Yates, all K at a time."""
+    n_batches, n_columns = uniform_KM.shape
+    out = np.empty((n_batches, n_columns), dtype=np.int64)
+    chunk = max(1, _ENTRIES_AT_ONCE // n)
+    for start in range(0, n_batches, chunk):
+        uniform_MK = np.ascontiguousarray(uniform_KM[start : start + chunk].T)
+        every = np.arange(uniform_MK.shape[1])
+        order_NK = np.repeat(np.arange(n, dtype=np.int32)[:, None], len(every), axis=1)
+        for i in range(n_columns):
+            other = i + (uniform_MK[i] * (n - i)).astype(np.int64)
+            head = order_NK[other, every]
+            order_NK[other, every] = order_NK[i]
+            out[start : start + chunk, i] = head
+    return out
 
 
 def draw_batches(n_tasks: int, batch_size: int, window: int, n_batches: int, rng: np.random.Generator) -> IntArray:
     """K batches of B distinct tasks, each with a window of that many others (K, B + window); the batches do not depend
     on the window."""
-    heads_KB = draw_columns(n_tasks, batch_size, n_batches, rng)
-    if not window:
-        return heads_KB
-    out = np.empty((n_batches, batch_size + window), dtype=np.int64)
-    out[:, :batch_size] = heads_KB
-    mask_N = np.ones(n_tasks, dtype=bool)
-    picks_KH = draw_columns(n_tasks - batch_size, window, n_batches, rng)
-    for k in range(n_batches):
-        mask_N[heads_KB[k]] = False
-        out[k, batch_size:] = (
-            np.flatnonzero(mask_N)[picks_KH[k]] if n_tasks < 20_000 else _pick_others(heads_KB[k], picks_KH[k])
-        )
-        mask_N[heads_KB[k]] = True
+    return _batches_from(n_tasks, *_uniforms(n_batches, batch_size, window, rng))
+
+
+def draw_resamples(
+    n_tasks: int, batch_size: int, window: int, n_batches: int, resamples: int, seed: int
+) -> tuple[IntArray, IntArray]:
+    """R resamples of the tasks, drawn with replacement (R, N), and K batches of each, as `draw_batches` draws them from
+    distinct tasks (R, K, B + window)."""
+    task_of_RN = np.stack(
+        [np.random.default_rng([seed, 4, r]).integers(n_tasks, size=n_tasks) for r in range(resamples)]
+    )
+    drawn = [_uniforms(n_batches, batch_size, window, np.random.default_rng([seed, 5, r])) for r in range(resamples)]
+    places = _batches_from(n_tasks, *(np.concatenate(part) for part in zip(*drawn, strict=True)))
+    columns_RKM = np.take_along_axis(task_of_RN, places.reshape(resamples, -1), axis=1)
+    return task_of_RN, columns_RKM.reshape(resamples, n_batches, -1)
+
+
+def _uniforms(n_batches: int, batch_size: int, window: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    return rng.random((n_batches, batch_size)), rng.random((n_batches, window))
+
+
+def _batches_from(n_tasks: int, heads_KB: FloatArray, picks_KH: FloatArray) -> IntArray:
+    batches_KB = shuffle_heads(n_tasks, heads_KB)
+    if not picks_KH.shape[1]:
+        return batches_KB
+    picks = shuffle_heads(n_tasks - batches_KB.shape[1], picks_KH)
+    return np.concatenate([batches_KB, others_of(batches_KB, picks, n_tasks)], axis=1)
+
+
+def others_of(heads_KB: IntArray, picks_KH: IntArray, n_tasks: int) -> IntArray:
+    """The picks-th of the tasks, in order, that are not in the batch (K, H)."""
+    out = np.empty_like(picks_KH)
+    chunk = max(1, _ENTRIES_AT_ONCE // n_tasks)
+    for start in range(0, len(heads_KB), chunk):
+        heads = heads_KB[start : start + chunk]
+        is_other_KN = np.ones((len(heads), n_tasks), dtype=bool)
+        np.put_along_axis(is_other_KN, heads, False, axis=1)
+        others = np.nonzero(is_other_KN)[1].reshape(len(heads), -1)
+        out[start : start + chunk] = np.take_along_axis(others, picks_KH[start : start + chunk], axis=1)
     return out
 
 
@@ -80,11 +104,3 @@ def column_ages(batch_size: int, window: int) -> IntArray:
     """Steps ago of each column: 0 for the batch, then one step per B rows; the newest rows last (B + window,)."""
     steps = 1 + np.arange(window)[::-1] // batch_size
     return np.concatenate([np.zeros(batch_size, np.int64), steps])
-
-
-def _pick_others(head_B: IntArray, picks_H: IntArray) -> IntArray:
-    """The picks-th elements of range(N) without ``head``, without listing them all."""
-    out = picks_H.copy()
-    for task in np.sort(head_B):
-        out[out >= task] += 1
-    return out

@@ -16,7 +16,7 @@ from numba import njit
 from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother
 from rollonce.kernels.base import FULL_MATRIX_UP_TO
 from rollonce.rollouts import FloatArray, IntArray, Tasks
-from rollonce.scoring.recipe import CHUNK_ENTRIES
+from rollonce.scoring.recipe import blocks_at_once
 from rollonce.scoring.visibility import visible_blocks
 
 # Weights in a table are exp(log w - row maximum); with a larger spread than this a batch could see only underflowed
@@ -26,70 +26,68 @@ _TABLE_SPREAD = 300.0
 
 # Sums may be reordered (that is what lets them run in vector registers); infinities and NaNs keep their meaning.
 @njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
-def _table_errors(
+def _pair_sums(
     table: np.ndarray,
-    uniform: bool,
     columns_KM: np.ndarray,
     n_rows: int,
     key_N: np.ndarray,
     factor_M: np.ndarray,
-    shrinkage: float,
     mean_N: np.ndarray,
     v_N: np.ndarray,
 ) -> np.ndarray:
-    """E_i without the noise correction (K, B), weights looked up pair by pair in an N x N table (or all 1). What a row
-    may see is that of `visibility.visible_blocks`."""
+    """``sum_j w``, ``sum_j w m_j`` and ``sum_j w^2 v_j`` over what each row may see (K, B, 3), with ``w`` the factor of
+    the column times the weight of the pair in an N x N table, or in a table of one row for all.
+
+    What a row may see is that of `visibility.visible_blocks`.
+    """
     n_batches, m = columns_KM.shape
-    out = np.empty((n_batches, n_rows))
-    w, p = np.empty(m), np.empty(m)
-    mean, v = np.empty(m), np.empty(m)
+    out = np.empty((n_batches, n_rows, 3))
     for k in range(n_batches):
         column = columns_KM[k]
-        for j in range(m):
-            mean[j], v[j] = mean_N[column[j]], v_N[column[j]]
         for i in range(n_rows):
             a = column[i]
-            row = table[0] if uniform else table[a]
-            for j in range(n_rows):
-                p[j] = 0.0 if column[j] == a else factor_M[j]
-            for j in range(n_rows, m):
-                p[j] = 0.0 if key_N[column[j]] == key_N[a] else factor_M[j]
-            plain = 0.0
-            if uniform or shrinkage != 0.0:
-                for j in range(m):
-                    plain += p[j]
+            row = table[a if len(table) > 1 else 0]
             total, first, second = 0.0, 0.0, 0.0
-            if uniform:
-                for j in range(m):
-                    first += p[j] * mean[j]
-                    second += p[j] * p[j] * v[j]
-                total = plain
-            else:
-                for j in range(m):
-                    x = p[j] * row[column[j]]
-                    w[j] = x
-                    total += x
-                    first += x * mean[j]
-                    second += x * x * v[j]
-            if total > 0.0 and (uniform or shrinkage == 0.0):
-                bias = first / total - mean[i]
-                out[k, i] = bias * bias + second / (total * total)
-                continue
-            plain = 0.0
             for j in range(m):
-                plain += p[j]
-            if plain == 0.0:
-                out[k, i] = np.nan
-                continue
-            kernel_share = (1.0 - shrinkage) / total if total > 0.0 else 0.0
-            loo_share = (shrinkage if total > 0.0 else 1.0) / plain
-            bias, spread = -mean[i], 0.0
-            for j in range(m):
-                x = (w[j] * kernel_share if not uniform else 0.0) + p[j] * loo_share
-                bias += x * mean[j]
-                spread += x * x * v[j]
-            out[k, i] = bias * bias + spread
+                c = column[j]
+                hidden = c == a if j < n_rows else key_N[c] == key_N[a]
+                x = 0.0 if hidden else factor_M[j] * row[c]
+                total += x
+                first += x * mean_N[c]
+                second += x * x * v_N[c]
+            out[k, i, 0], out[k, i, 1], out[k, i, 2] = total, first, second
     return out
+
+
+def _table_errors(
+    table: FloatArray,
+    shrinkage: float,
+    columns_KM: IntArray,
+    n_rows: int,
+    key_N: IntArray,
+    factor_M: FloatArray,
+    mean_N: FloatArray,
+    v_N: FloatArray,
+) -> FloatArray:
+    """E_i without the noise correction (K, B), where weights depend on the pair alone."""
+
+    def sums(pairs: FloatArray) -> FloatArray:
+        return np.moveaxis(_pair_sums(pairs, columns_KM, n_rows, key_N, factor_M, mean_N, v_N), 2, 0)
+
+    columns_KM = np.ascontiguousarray(columns_KM)  # or the loop is compiled once more
+    own_KB = mean_N[columns_KM[:, :n_rows]]
+    total, first, second = sums(table)
+    if shrinkage == 0 and (total > 0).all():
+        return (first / total - own_KB) ** 2 + second / total**2
+    plain, plain_first, plain_second = sums(np.ones((1, len(key_N))))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_kernel = np.where(total > 0, (1 - shrinkage) / total, 0.0)
+        of_mean = np.where(total > 0, shrinkage, 1.0) / plain
+        spread = of_kernel**2 * second + of_mean**2 * plain_second
+        if shrinkage:  # w and the plain factor p both hold the factor, so that w p v is f^2 w v
+            spread += 2 * of_kernel * of_mean * sums(np.sqrt(table))[2]
+        out = (of_kernel * first + of_mean * plain_first - own_KB) ** 2 + spread
+    return np.where(plain > 0, out, np.nan)
 
 
 def smoother_errors(
@@ -117,22 +115,11 @@ def smoother_errors(
     keys = tasks.prompt_keys
     fast = _table_of(baseline, tasks)
     if fast is not None:
-        table, shrinkage, decay = fast
-        factor_M = decay ** ages_M.astype(np.float64)
-        uniform = table is None
-        return _table_errors(
-            np.ones((1, 1)) if table is None else table,
-            uniform,
-            columns_KM,
-            n_rows,
-            keys,
-            factor_M,
-            shrinkage,
-            mean_N,
-            v_N,
-        )
+        table, shrinkage = fast
+        factor_M = baseline.decay ** ages_M.astype(np.float64)
+        return _table_errors(table, shrinkage, columns_KM, n_rows, keys, factor_M, mean_N, v_N)
     out = np.empty((len(columns_KM), n_rows))
-    chunk = max(1, CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
+    chunk = blocks_at_once(baseline, n_rows, columns_KM.shape[1])
     for start in range(0, len(columns_KM), chunk):
         columns = columns_KM[start : start + chunk]
         visible = visible_blocks(keys, columns, n_rows)
@@ -143,21 +130,20 @@ def smoother_errors(
     return out
 
 
-def _table_of(baseline: LinearSmoother, tasks: Tasks) -> tuple[FloatArray | None, float, float] | None:
-    """(N x N weights or None for all-equal, shrinkage, decay) where weights depend on the pair alone; None
-    otherwise."""
+def _table_of(baseline: LinearSmoother, tasks: Tasks) -> tuple[FloatArray, float] | None:
+    """(Weights of pairs, shrinkage) where weights depend on the pair alone; None otherwise."""
+    n = len(tasks)
     if isinstance(baseline, LeaveOneOut):
-        return None, 0.0, baseline.decay
-    if not isinstance(baseline, KernelBaseline) or not baseline.kernel.pairwise or len(tasks) > FULL_MATRIX_UP_TO:
+        return np.ones((1, n)), 0.0
+    if not isinstance(baseline, KernelBaseline) or not baseline.kernel.pairwise or n > FULL_MATRIX_UP_TO:
         return None
-    every = np.arange(len(tasks))[None]
-    log_w = baseline.kernel.log_weights(tasks, every, every, np.ones((1, len(tasks), len(tasks)), dtype=bool))[0]
-    off = ~np.eye(len(tasks), dtype=bool)
-    finite = np.isfinite(log_w) & off
+    every = np.arange(n)[None]
+    log_w = baseline.kernel.log_weights(tasks, every, every, np.ones((1, n, n), dtype=bool))[0]
+    finite = np.isfinite(log_w) & ~np.eye(n, dtype=bool)
     if not finite.any():
-        return np.zeros_like(log_w), baseline.shrinkage, baseline.decay
+        return np.zeros_like(log_w), baseline.shrinkage
     top = np.where(finite, log_w, -np.inf).max(axis=1, keepdims=True)
     low = np.where(finite, log_w, np.inf).min(axis=1, keepdims=True)
     if np.nanmax(np.where(np.isfinite(top), top - low, 0.0)) > _TABLE_SPREAD:
         return None
-    return np.exp(log_w - np.where(np.isfinite(top), top, 0.0)), baseline.shrinkage, baseline.decay
+    return np.exp(log_w - np.where(np.isfinite(top), top, 0.0)), baseline.shrinkage

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Baseline, LinearSmoother, Tags
+from rollonce.baselines.base import features_of
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks
 from rollonce.scoring.batches import draw_rewards
@@ -117,7 +118,7 @@ def fit_folds(
         return [made] * folds, fold_N
     fitted: list[Baseline] = []
     for f in range(folds):
-        part = copy.deepcopy(made)
+        part = copy.deepcopy(made, {id(feature): feature for feature in features_of(made)})  # those hold no reward
         others = rng.permutation(np.flatnonzero(fold_N != f))  # one that uses the newest rows only gets any of them
         part.fit_rewards(rollouts.tasks.take(others), reward_N[others])
         fitted.append(part)

@@ -17,7 +17,7 @@ import numpy as np
 from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring.batches import column_ages, draw_batches, draw_rewards, draw_runs
+from rollonce.scoring.batches import column_ages, draw_batches, draw_resamples, draw_rewards, draw_runs
 from rollonce.scoring.closed_form import smoother_errors
 from rollonce.scoring.crossfit import CrossFitted
 from rollonce.scoring.effort import Effort, effort
@@ -151,7 +151,11 @@ class Scorer:
         window, unless windows are shared."""
         key = ("columns", window)
         if key not in self._cache:
-            self._cache[key] = self._draw(np.random.default_rng([self.seed, 2]), self.n_batches, window)
+            # A run is worth its while only where many batches can share a solve.
+            runs = self.shared_windows and window >= 4 * self.batch_size and self.n_batches >= 200
+            draw = draw_runs if runs else draw_batches
+            rng = np.random.default_rng([self.seed, 2])
+            self._cache[key] = draw(self.n_tasks, self.batch_size, window, self.n_batches, rng)
         return self._cache[key]
 
     def errors(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> FloatArray:
@@ -196,7 +200,6 @@ class Scorer:
         pair = self._compare(twin, LeaveOneOut())
         a2, a2_loo = self._a2(pair.mse), self._a2(pair.mse_other)
         b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
-        smooths = twin.smooths if isinstance(twin, CrossFitted) else isinstance(twin, LinearSmoother)
         return Score(
             label=label,
             b_eff=log_interval(b_eff, pair.se_level, pair.degrees_of_freedom),
@@ -207,7 +210,7 @@ class Scorer:
             dead=self._zero_advantages(baseline, pair.columns_KM, window),
             window=window,
             window_asked=asked,
-            method="closed form" if smooths else "recipe",
+            method="closed form" if _smooths(twin) else "recipe",
             scored_as=twin.label if twin is not baseline else "",
             n_batches=len(pair.columns_KM),
             needs="",
@@ -218,11 +221,6 @@ class Scorer:
         pair = self._compare(baseline, other)
         a2, other_a2 = self._a2(pair.mse), self._a2(pair.mse_other)
         return log_interval(other_a2 / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom)
-
-    def _draw(self, rng: np.random.Generator, n_batches: int, window: int) -> IntArray:
-        # A run is worth its while only where many batches can share a solve.
-        runs = self.shared_windows and window >= 4 * self.batch_size and n_batches >= 200
-        return (draw_runs if runs else draw_batches)(self.n_tasks, self.batch_size, window, n_batches, rng)
 
     def batches_for(self, baseline: Baseline | CrossFitted, window: int) -> int:
         """How many of the common batches a baseline is scored on: fewer where it is expensive."""
@@ -248,56 +246,79 @@ class Scorer:
         return self.s2 + mse if self.has_repeats else mse
 
     def _compare(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> _Comparison:
-        windows = [self.usable_window(getattr(b, "window", 0)) for b in (baseline, other)]
+        both = (baseline, other)
+        windows = [self.usable_window(getattr(b, "window", 0)) for b in both]
         window = max(windows)
-        efforts = [self._effort(b, w) for b, w in zip((baseline, other), windows, strict=True)]
+        efforts = [self._effort(b, w) for b, w in zip(both, windows, strict=True)]
         n_batches, resamples, per = efforts[0].least(efforts[1])
         columns = self.columns(window)[:n_batches]
-        e, e_other = (self._errors_up_to_window(b, columns, window) for b in (baseline, other))
+        e, e_other = (self._common_errors(b, window, n_batches) for b in both)
         mse, mse_other = _mean(e), _mean(e_other)
         if not resamples:
             return _Comparison(mse, mse_other, np.nan, np.nan, 1.0, columns)
-        # In the resamples one draw of the fit must do.
-        once = [replace(b, further_draws=()) if isinstance(b, CrossFitted) else b for b in (baseline, other)]
-        level, ratio, mc_level, mc_ratio = [], [], [], []
-        for r in range(resamples):
-            task_of, drawn = self._resample(r, window, per)
-            er, er_other = (self._errors_up_to_window(b, drawn, window) for b in once)
-            s2_r = self.s2_N[task_of]
-            s2_r = float(np.nanmean(s2_r)) if np.isfinite(s2_r).any() else np.nan
-            a2 = (s2_r if self.has_repeats else 0.0) + _mean(er)
-            a2_other = (s2_r if self.has_repeats else 0.0) + _mean(er_other)
-            if not (a2 > 0 and a2_other > 0):
-                continue
-            per_batch, per_batch_other = _means(er) / a2, _means(er_other) / a2_other
-            if self.has_repeats and s2_r > 0:
-                level.append(np.log(s2_r) - np.log(a2))
-            ratio.append(np.log(a2_other) - np.log(a2))
-            mc_level.append(np.nanvar(per_batch) / per)
-            mc_ratio.append(np.nanvar(per_batch - per_batch_other) / per)
+        task_of_RN, _ = self._resamples(window, resamples, per)
+        er, er_other = (self._resampled_errors(b, window, resamples, per) for b in both)
+        s2_R = _means(self.s2_N[task_of_RN])
+        level_R = s2_R if self.has_repeats else np.zeros(resamples)
+        a2_R, a2_other_R = (
+            level_R + _means(er.reshape(resamples, -1)),
+            level_R + _means(er_other.reshape(resamples, -1)),
+        )
+        used = np.flatnonzero((a2_R > 0) & (a2_other_R > 0))
+        a2_R, a2_other_R, s2_R = a2_R[used], a2_other_R[used], s2_R[used]
+        per_batch_RK = _means(er[used]) / a2_R[:, None]
+        difference_RK = per_batch_RK - _means(er_other[used]) / a2_other_R[:, None]
+        with_level = (s2_R > 0) & self.has_repeats
+        log_level_R = np.log(s2_R[with_level]) - np.log(a2_R[with_level])
         n, k = self.n_tasks, len(e)
         own, own_other = self._a2(mse), self._a2(mse_other)
-        mc_own_level = np.nanvar(_means(e)) / own**2 / k if own > 0 else np.nan
-        mc_own_ratio = (
-            np.nanvar(_means(e) / own - _means(e_other) / own_other) / k if min(own, own_other) > 0 else np.nan
-        )
+        known = own > 0 and own_other > 0
+        mc_level = np.nanvar(_means(e)) / own**2 / k if own > 0 else np.nan
+        mc_ratio = np.nanvar(_means(e) / own - _means(e_other) / own_other) / k if known else np.nan
+        var_level = variance_over_tasks(log_level_R, np.nanvar(per_batch_RK, axis=1) / per, n)
+        var_ratio = variance_over_tasks(np.log(a2_other_R) - np.log(a2_R), np.nanvar(difference_RK, axis=1) / per, n)
         return _Comparison(
             mse=mse,
             mse_other=mse_other,
-            se_level=float(np.sqrt(variance_over_tasks(level, mc_level, n) + mc_own_level)),
-            se_ratio=float(np.sqrt(variance_over_tasks(ratio, mc_ratio, n) + mc_own_ratio)),
-            degrees_of_freedom=float(max(min(n, len(ratio)) - 1, 1)),
+            se_level=float(np.sqrt(var_level + mc_level)),
+            se_ratio=float(np.sqrt(var_ratio + mc_ratio)),
+            degrees_of_freedom=float(max(min(n, len(used)) - 1, 1)),
             columns_KM=columns,
         )
 
-    def _resample(self, r: int, window: int, per: int) -> tuple[IntArray, IntArray]:
-        """Tasks drawn with replacement (N,), and batches of them (per, B + window) as positions in the table."""
-        key = ("resample", r, window, per)
+    def _common_errors(self, baseline: Baseline | CrossFitted, window: int, n_batches: int) -> FloatArray:
+        """Errors on the common batches with that window (K, B); those of the in-batch LOO mean are kept, since
+        everything is compared with it."""
+        if not _is_plain_loo(baseline):
+            return self._errors_up_to_window(baseline, self.columns(window)[:n_batches], window)
+        key = ("LOO", window)
         if key not in self._cache:
-            rng = np.random.default_rng([self.seed, 4, r])
-            task_of = rng.integers(self.n_tasks, size=self.n_tasks)
-            self._cache[key] = (task_of, task_of[self._draw(np.random.default_rng([self.seed, 5, r]), per, window)])
+            self._cache[key] = self._errors_up_to_window(baseline, self.columns(window), window)
+        return self._cache[key][:n_batches]
+
+    def _resamples(self, window: int, resamples: int, per: int) -> tuple[IntArray, IntArray]:
+        """See `batches.draw_resamples`; positions in the table."""
+        key = ("resamples", window, resamples, per)
+        if key not in self._cache:
+            self._cache[key] = draw_resamples(self.n_tasks, self.batch_size, window, per, resamples, self.seed)
         return self._cache[key]
+
+    def _resampled_errors(self, baseline: Baseline | CrossFitted, window: int, resamples: int, per: int) -> FloatArray:
+        """Errors on the batches of the resamples (R, K, B); those of the in-batch LOO mean are kept."""
+        key = ("LOO resampled", window, resamples, per)
+        if _is_plain_loo(baseline) and key in self._cache:
+            return self._cache[key]
+        _, columns_RKM = self._resamples(window, resamples, per)
+        if isinstance(baseline, CrossFitted):
+            baseline = replace(baseline, further_draws=())  # one draw of the fit must do
+        if _smooths(baseline):
+            every = columns_RKM.reshape(resamples * per, -1)
+            errors = self._errors_up_to_window(baseline, every, window).reshape(resamples, per, -1)
+        else:  # each resample draws its rollouts from the beginning of the same stream
+            errors = np.stack([self._errors_up_to_window(baseline, one, window) for one in columns_RKM])
+        if _is_plain_loo(baseline):
+            self._cache[key] = errors
+        return errors
 
     def _zero_advantages(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> float:
         """Fraction of zero advantages over 50 sampled batches (5 with a long window)."""
@@ -369,12 +390,21 @@ def check_scorable(rollouts: Rollouts, batch_size: int) -> None:
         )
 
 
+def _is_plain_loo(baseline: Baseline | CrossFitted) -> bool:
+    return isinstance(baseline, LeaveOneOut) and not baseline.window
+
+
+def _smooths(baseline: Baseline | CrossFitted) -> bool:
+    return baseline.smooths if isinstance(baseline, CrossFitted) else isinstance(baseline, LinearSmoother)
+
+
 def _mean(e: FloatArray) -> float:
     return float(np.nanmean(e)) if np.isfinite(e).any() else np.nan
 
 
 def _means(e: FloatArray) -> FloatArray:
-    """Mean of each batch (K,), NaN for a batch without targets, without numpy's warning."""
+    """Means over the last axis, NaN where nothing is known (a batch without targets), without numpy's warning."""
     known = np.isfinite(e)
-    count = known.sum(axis=1)
-    return np.divide(np.where(known, e, 0.0).sum(axis=1), count, out=np.full(len(e), np.nan), where=count > 0)
+    count = known.sum(axis=-1)
+    total = np.where(known, e, 0.0).sum(axis=-1)
+    return np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)

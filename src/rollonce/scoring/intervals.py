@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
+import scipy.special  # not scipy.stats, whose import takes most of a second
 
 from rollonce.rollouts import FloatArray
 from rollonce.scoring.moments import Estimate
@@ -13,7 +13,7 @@ from rollonce.scoring.moments import Estimate
 
 def t_quantile(degrees_of_freedom: float) -> float:
     """The 97.5% quantile of Student's t."""
-    return float(scipy.stats.t.ppf(0.975, degrees_of_freedom))
+    return float(scipy.special.stdtrit(degrees_of_freedom, 0.975))
 
 
 def log_interval(value: float, se_of_log: float, degrees_of_freedom: float) -> Estimate:

@@ -21,9 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
 
 from rollonce.rollouts import FloatArray, IntArray
+from rollonce.scoring.intervals import t_quantile
 from rollonce.scoring.moments import Estimate
 
 
@@ -128,7 +128,7 @@ class Quantity:
         """With its 95% interval by Student's t: symmetric on the log scale (``log``, for ratios and variances), or as
         it is."""
         se = self.standard_error
-        half = float(scipy.stats.t.ppf(0.975, self.design.n_tasks - 1)) * se
+        half = t_quantile(self.design.n_tasks - 1) * se
         if not np.isfinite(self.value) or not np.isfinite(se):
             return Estimate(self.value, np.nan, np.nan)
         if not log:

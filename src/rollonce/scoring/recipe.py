@@ -6,13 +6,18 @@ from __future__ import annotations
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch, History, LinearSmoother
+from rollonce.baselines.base import Cost
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batches import draw_rewards
 from rollonce.scoring.crossfit import CrossFitted
 from rollonce.scoring.visibility import first_copies, visible_blocks, window_for_all
 
-# Weights held at once, in numbers.
-CHUNK_ENTRIES = 4_000_000
+
+def blocks_at_once(baseline: LinearSmoother, n_rows: int, n_columns: int) -> int:
+    """Blocks whose weights are computed together: what fits the processor's cache, and more where blocks that see the
+    same rows can share a solve."""
+    entries = 500_000 if baseline.tags.cost == Cost.TABLE else 4_000_000
+    return max(1, entries // (n_rows * n_columns))
 
 
 def predicted_baselines(
@@ -63,7 +68,7 @@ def drawn_baselines(
         return predicted_baselines(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
     keys = rollouts.tasks.prompt_keys
     out = np.empty((len(columns_KM), n_rows))
-    chunk = max(1, CHUNK_ENTRIES // (columns_KM.shape[1] * n_rows))
+    chunk = blocks_at_once(baseline, n_rows, columns_KM.shape[1])
     for start in range(0, len(columns_KM), chunk):
         columns, rewards = columns_KM[start : start + chunk], rewards_KM[start : start + chunk]
         w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible_blocks(keys, columns, n_rows), ages_M)

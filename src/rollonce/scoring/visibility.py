@@ -38,6 +38,8 @@ def visible_blocks(prompt_key_N: IntArray, columns_KM: IntArray, n_rows: int) ->
 def window_for_all(prompt_key_N: IntArray, rows_B: IntArray, window_H: IntArray) -> BoolArray:
     """Which rows of the window every row of the batch may see (H,): for baselines that are asked for a batch at once,
     with one history for all of its rows."""
+    if not len(window_H):
+        return np.zeros(0, dtype=bool)
     return ~np.isin(prompt_key_N[window_H], prompt_key_N[rows_B])
 
 
