@@ -90,7 +90,7 @@ def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
     )
     b_eff = np.log([r["b_eff_ratio"] for r in twins])
     rng = np.random.default_rng(0)
-    noise = (measured[:, 2] - measured[:, 1]) / 2 / 2.06
+    noise = (measured[:, 2] - measured[:, 1]) / 2 / 2.18
     drawn = measured[:, 0] + noise * rng.normal(size=(draws, len(twins)))
 
     def ranked(other: np.ndarray) -> dict[str, float]:

@@ -248,8 +248,9 @@ def test_intervals_cover_a_simulated_truth_with_heavy_tails():
         for name in covered:
             covered[name] += intervals[name].low <= truth[name] / truth[LOO] <= intervals[name].high
     print({k: v / n_tables for k, v in covered.items()}, {k: v / truth[LOO] for k, v in truth.items()})
-    # 95% of 60 is 57 with a standard deviation of 1.7; heavy tails may cost a little.
-    assert all(v >= 51 for v in covered.values()), covered
+    # 95% of 60 is 57. Where a few rollouts decide, a sample may have missed the largest, and no interval from it knows
+    # that: four in five is what is asked for here, and docs/noise.md says what was measured.
+    assert all(v >= 48 for v in covered.values()), covered
 
 
 @pytest.mark.slow
@@ -264,6 +265,6 @@ def test_two_halves_of_the_tasks_agree_within_their_intervals():
                 table, gradients, [Contender("low", Constant(0.1))], NO_CLIP, batch_size=16, steps=40, seed=seed
             )
             both.append(next(r.progress for r in report.rows if r.label == "low"))
-        se = [np.log(e.high / e.low) / 2 / 2.06 for e in both]
+        se = [np.log(e.high / e.low) / 2 / 2.18 for e in both]
         apart.append(abs(np.log(both[0].value / both[1].value)) / np.hypot(*se))
     assert np.mean(np.array(apart) < 2.1) >= 0.8, apart

@@ -73,7 +73,7 @@ class Args:
     """Whose step: adam, sgd or normalised-sgd (a step of length one)."""
     max_grad_norm: Annotated[float | None, arg(metavar="NORM", help_behavior_hint="")] = None
     """Clip the gradient's norm to this first; 0 for no clipping. Default: 1, as `rollonce train` does."""
-    replications: Annotated[int, arg(metavar="R")] = 48
+    replications: Annotated[int, arg(metavar="R")] = 24
     """Weightings of the tasks behind the intervals of progress, an even number."""
     coordinates: Annotated[int, arg(metavar="D")] = 16_000
     """Parameters, chosen at random, whose steps are followed."""

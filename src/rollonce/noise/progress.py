@@ -11,8 +11,8 @@ of equal rollouts would be biased. Every contender sees the same batches. Beside
 batch*: how large a batch LOO needs to make the same progress, read off a curve through LOO at B/2, 3B/4, B, 3B/2 and
 2B that the same streams measure.
 
-Intervals are over tasks (`rollonce.noise.resampling`), with what the draw of halves and batches and the choice of
-parameters add; ratios are paired. docs/mathematics.md, "What a step feels".
+Intervals are over tasks (`rollonce.noise.resampling`), with the variance that comes from the draw of halves and
+batches, and from the choice of parameters, added; ratios are paired. docs/mathematics.md, "What a step feels".
 
 Shapes: ``_N`` tasks, ``_R`` rollouts in task order, ``_K`` batches of a stream, ``_B`` rollouts of a batch, ``_A``
 contenders, ``_D`` chosen parameters, ``_S`` stretches of them.
@@ -37,6 +37,8 @@ from rollonce.scoring.batch_curve import SIZES, BatchCurve
 from rollonce.scoring.recipe import drawn_baselines
 
 LOO = LeaveOneOut().label
+LEAST_SHARE = 0.25
+"""At least this share of the variance over replications counts as that over tasks, whatever halvings explain of it."""
 
 
 class NoDirectionError(InputError):
@@ -140,7 +142,8 @@ def measure_progress(
     optimizer: OptimizerSettings | None = None,
     *,
     batch_size: int = 32,
-    replications: int = 48,
+    replications: int = 24,
+    halves: int = 2,
     steps: int = 60,
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
@@ -153,9 +156,10 @@ def measure_progress(
         contenders: What to measure; LOO is always there.
         optimizer: Whose step; Adam as `rollonce train` has it by default.
         batch_size: B.
-        replications: Weightings of the tasks, each with a halving of its own; an even number, half of which are the
-            degrees of freedom of the intervals.
-        steps: Counted steps of each stream, after the optimizer's burn-in. There are ``2 * replications`` streams.
+        replications: Weightings of the tasks, an even number; the degrees of freedom of the intervals.
+        halves: Random halvings of the tasks in each replication, at least 2: what they differ by is no spread of tasks.
+        steps: Counted steps of each stream, after the optimizer's burn-in. There are ``2 * halves * replications``
+            streams.
         seed: Of everything random.
         progress: Called with (what, done, total).
 
@@ -173,8 +177,8 @@ def measure_progress(
             f"progress at batches of {b} needs at least {3 * b} tasks (batches come from one half of them, the true "
             f"gradient from the other), not {n}: sample more, or lower --batch-size"
         )
-    if replications < 4 or replications % 2 or steps < 1:
-        raise InputError("replications must be an even number of at least 4, and steps at least 1")
+    if replications < 4 or replications % 2 or halves < 2 or steps < 1:
+        raise InputError("replications must be an even number of at least 4, halves at least 2 and steps at least 1")
     chosen = [Contender(LOO, LeaveOneOut()), *(c for c in contenders if c.label != LOO)]
     for contender in chosen:
         if contender.group_size > group_sizes[0]:
@@ -183,18 +187,19 @@ def measure_progress(
             raise InputError(f"{contender.label}: batches of {b} are no multiple of {contender.group_size}")
     sizes = [round(f * b) for f in SIZES if 2 <= round(f * b) <= n // 2]
     stream = _Streams(rollouts, gradients, chosen, optimizer, b, sizes)
-    totals = np.empty((replications, len(chosen) + len(sizes), STRETCHES))
+    totals = np.empty((replications, halves, len(chosen) + len(sizes), STRETCHES))
     clipped = []
     for r in range(replications):
         weights_N = half_sample_weights(n, r, [seed, 41])
-        rng = np.random.default_rng([seed, 42, r])
-        parts = _halves(weights_N, rng)
-        both = [stream.run(parts[i], parts[1 - i], weights_N, steps, rng) for i in range(2)]
-        totals[r] = (both[0][0] + both[1][0]) / 2
-        clipped += [both[0][1], both[1][1]]
-        if progress:
-            progress("progress", r + 1, replications)
-    return _summarise(totals, chosen, sizes, stream, float(np.mean(clipped)), 2 * replications * steps)
+        for h in range(halves):
+            rng = np.random.default_rng([seed, 42, r, h])
+            parts = _halves(weights_N, rng)
+            both = [stream.run(parts[i], parts[1 - i], weights_N, steps, rng) for i in range(2)]
+            totals[r, h] = (both[0][0] + both[1][0]) / 2
+            clipped += [both[0][1], both[1][1]]
+            if progress:
+                progress("progress", r * halves + h + 1, replications * halves)
+    return _summarise(totals, chosen, sizes, stream, float(np.mean(clipped)), replications * halves * 2 * steps)
 
 
 def _halves(weights_N: FloatArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
@@ -344,8 +349,9 @@ def _summarise(
     clipped_share: float,
     n_steps: int,
 ) -> ProgressReport:
-    """Ratios to LOO, equivalent batches and their intervals from (replication, contender, stretch) means."""
-    mean_A = totals.sum(axis=2).mean(axis=0)
+    """Ratios to LOO, equivalent batches and their intervals from (replication, halving, contender, stretch) means."""
+    replicated = totals.sum(axis=3)
+    mean_A = replicated.mean(axis=(0, 1))
     n_contenders = len(contenders)
     kept = stream.gradients.coordinates_RD.shape[1] / stream.gradients.n_parameters
     spread = _Spread(totals, mean_A, left_out=1 - kept)
@@ -389,9 +395,9 @@ class _Spread:
 
     def __init__(self, totals: FloatArray, mean_A: FloatArray, left_out: float) -> None:
         safe_A = np.where(np.abs(mean_A) > 0, mean_A, np.nan)
-        self.relative_RA = totals.sum(axis=2) / safe_A
-        self.stretches_SA = (totals.mean(axis=0) / safe_A[:, None]).T
-        self.degrees = len(totals) // 2  # they come in mirrored pairs
+        self.relative_RHA = totals.sum(axis=3) / safe_A
+        self.stretches_SA = (totals.mean(axis=(0, 1)) / safe_A[:, None]).T
+        self.degrees = len(totals) // 2  # replications come in mirrored pairs
         self.left_out = left_out
 
     def of(self, weights_A: FloatArray) -> float:
@@ -399,11 +405,14 @@ class _Spread:
         return float(np.hypot(self.over_tasks(weights_A), self.over_parameters(weights_A)))
 
     def over_tasks(self, weights_A: FloatArray) -> float:
-        """The part of it from the sample of tasks. What halvings and batches add to the replications is left in: taking
-        an estimate of it out made intervals too short where a few rollouts decide."""
+        """The part of it from the sample of tasks, and from the draw of halves and batches."""
         used = weights_A != 0
-        z_R = self.relative_RA[:, used] @ weights_A[used]
-        return float(z_R.std(ddof=1)) / SHIFT
+        z_RH = self.relative_RHA[:, :, used] @ weights_A[used]
+        n_replications, n_halves = z_RH.shape
+        within = float(z_RH.var(axis=1, ddof=1).mean())
+        between = float(z_RH.mean(axis=1).var(ddof=1))
+        tasks = max(between - within / n_halves, LEAST_SHARE * between) / SHIFT**2
+        return float(np.sqrt(tasks + within / (n_replications * n_halves)))
 
     def over_parameters(self, weights_A: FloatArray) -> float:
         """The part from the choice of D of P parameters: a jackknife over stretches of them."""

@@ -46,7 +46,7 @@ class MeasurementSettings:
     batch_size: int = 32
     window: int = 512
     batches: int = 4000
-    replications: int = 48
+    replications: int = 24
     steps: int = 60
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     arms: tuple[str, ...] = ()
