@@ -120,9 +120,9 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
         ),
         say=said.append,
     )
-    # This server refuses the field logprobs: said once, and it costs no try.
-    refusal, other = said
-    assert refusal.startswith("the column log_prob is left out: the server refuses log-probabilities")
+    # This server passes over the field logprobs: said once, and it costs no try.
+    other, without = said
+    assert without == "the column log_prob is left out: the server returns no log-probabilities"
     assert "asked for 'no/such-model'" in other
     assert name in other
     note = json.loads((tmp_path / "x.jsonl.collect.json").read_text())

@@ -3,8 +3,8 @@
 What engines return for ``logprobs`` (read in their sources, late 2026): vLLM the log-probabilities at temperature 1,
 before top-k and top-p, unless it is started with ``--logprobs-mode processed_logprobs``; SGLang those after the
 temperature, unless ``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set; llama.cpp those at temperature 1; ``transformers serve``
-refuses the field. So only at temperature 1 is it known, whatever the engine, that they are of the distribution sampled
-from (but for a top-k or top-p of the server's own).
+none. So only at temperature 1 is it known, whatever the engine, that they are of the distribution sampled from (but for
+a top-k or top-p of the server's own).
 """
 
 from __future__ import annotations
