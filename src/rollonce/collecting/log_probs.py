@@ -1,10 +1,10 @@
 """Log-probabilities of responses from a server: whether they are asked for, and what the server's are of.
 
-What engines return for ``logprobs`` (read in their sources, late 2026): vLLM the log-probabilities at temperature 1,
-before top-k and top-p, unless it is started with ``--logprobs-mode processed_logprobs``; SGLang those after the
-temperature, unless ``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set; llama.cpp those at temperature 1; ``transformers serve``
-none. So only at temperature 1 is it known, whatever the engine, that they are of the distribution sampled from (but for
-a top-k or top-p of the server's own).
+What engines return for ``logprobs`` (late 2026; read in transformers' source, in a fork of vLLM, in excerpts about the
+others): vLLM the log-probabilities at temperature 1, before top-k and top-p, unless it is started with
+``--logprobs-mode processed_logprobs``; SGLang those after the temperature, unless ``SGLANG_RETURN_ORIGINAL_LOGPROB`` is
+set; llama.cpp those at temperature 1; ``transformers serve`` none. So only at temperature 1 is it known, whatever the
+engine, that they are of the distribution sampled from (but for a top-k or top-p of the server's own).
 """
 
 from __future__ import annotations
