@@ -213,7 +213,6 @@ class Tasks:
 
     @property
     def task_ids(self) -> NDArray[Any]:
-        """The ids, N of them."""
         ids = self._root._task_ids
         return ids if self.index_N is None else ids[self.index_N]
 
@@ -365,17 +364,14 @@ class Rollouts:
 
     @property
     def n_tasks(self) -> int:
-        """N."""
         return len(self.tasks)
 
     @property
     def n_rollouts(self) -> int:
-        """R, over all tasks."""
         return len(self.rewards_R)
 
     @property
     def group_sizes_N(self) -> IntArray:
-        """G of each task (N,)."""
         return np.diff(self.offsets_N1)
 
     @property

@@ -99,7 +99,6 @@ class Baseline(Component):
 
     @property
     def tags(self) -> Tags:
-        """What it promises."""
         return Tags()
 
     @final
@@ -254,7 +253,6 @@ class LinearSmoother(Baseline):
 
     @property
     def keep_rows(self) -> int:
-        """The window."""
         return self.window
 
     @property

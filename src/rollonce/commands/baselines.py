@@ -32,7 +32,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Print the list."""
     if args.json:
         print_json({"baselines": catalogue_rows(CATALOGUE), "aliases": ALIASES})
     else:

@@ -84,7 +84,6 @@ class Source(NamedTuple):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files' paths."""
         return tuple(str(file.probe.path) for file in self.found)
 
 

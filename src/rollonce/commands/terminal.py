@@ -74,7 +74,6 @@ class Bars:
 
     @property
     def console(self) -> Console:
-        """Where bars are drawn."""
         return self._console
 
     def tell(self, name: str, what: str, done: int, total: int) -> None:

@@ -27,8 +27,6 @@ from rollonce.run_directory import (
 
 
 class Item(NamedTuple):
-    """A held-out task."""
-
     family: str
     task_id: str
 

@@ -140,8 +140,6 @@ class FamilyCell(NamedTuple):
 
 
 class FamilyRow(NamedTuple):
-    """A family of items."""
-
     family: str
     n_items: int
     start: float
@@ -186,7 +184,6 @@ class Analysis:
     notes: list[str] = field(default_factory=list)
 
     def arm(self, name: str) -> ArmSummary:
-        """By name."""
         return next(a for a in self.arms if a.name == name)
 
     def to_dict(self) -> dict[str, Any]:

@@ -91,7 +91,6 @@ class TinyModel:
         self.read, self.carry, self.bias = draw(WIDTH, 3 * WIDTH), draw(WIDTH, 3 * WIDTH), draw(3 * WIDTH)
 
     def parameters(self) -> list[Tensor]:
-        """All of them."""
         return [self.embedding, self.output, self.read, self.carry, self.bias]
 
     def __call__(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -179,7 +178,6 @@ class Comparison(NamedTuple):
     passed: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
         return self._asdict()
 
 

@@ -64,7 +64,6 @@ class Decision(NamedTuple):
     caveat: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
         criteria = []
         for c in self.criteria:
             row = c._asdict()

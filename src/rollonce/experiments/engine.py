@@ -141,8 +141,6 @@ class Probe(NamedTuple):
 
 
 class Engine(Protocol):
-    """See the module."""
-
     name: str
     path: Any
 
@@ -150,9 +148,7 @@ class Engine(Protocol):
         """What results depend on beside the specification: packages, weights, address of the service. No secrets."""
         ...
 
-    def tasks(self) -> ExperimentTasks:
-        """All tasks."""
-        ...
+    def tasks(self) -> ExperimentTasks: ...
 
     def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         """``group_size`` sampled and graded rollouts a task from the starting policy."""

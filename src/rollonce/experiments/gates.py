@@ -39,7 +39,6 @@ class GateResult(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """In words."""
         found = ", ".join("not measurable" if v is None else f"{v:.6g}" for v in self.values) or "nothing measured"
         return (
             f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {limits(self.min, self.max)} was "
@@ -109,7 +108,6 @@ class OfflineScore(NamedTuple):
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
         return self._asdict()
 
 

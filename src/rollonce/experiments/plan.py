@@ -63,7 +63,6 @@ def cost_of(loaded: LoadedSpec, s: ExperimentSettings, price: Price | None = Non
 
 
 def cost_lines(cost: Cost, s: ExperimentSettings) -> list[str]:
-    """The cost in words."""
     lines = [
         f"{cost.probe:,} probe + {cost.calibration:,} calibration + {cost.pilot:,} pilot + "
         f"{cost.training:,} training + {cost.evaluation:,} evaluation rollouts",

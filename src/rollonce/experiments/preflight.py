@@ -66,18 +66,15 @@ class OwnPath:
     against = "the group mean written out in numpy (no trainer of others is involved on the local engine)"
 
     def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
-        """See `AdvantagePath`."""
         return plain_datums(batch, baseline.advantages(as_batch(batch)))
 
     def stock(self, batch: FixedBatch) -> list[Datum]:
-        """See `AdvantagePath`."""
         found = reference_advantages("group_mean", batch.prompts, batch.task_ids, batch.rewards, ())
         assert found is not None
         return plain_datums(batch, found)
 
 
 def as_batch(batch: FixedBatch) -> Batch:
-    """For a baseline."""
     return Batch.of(batch.prompts, batch.rewards, task_ids=batch.task_ids)
 
 
@@ -192,7 +189,6 @@ def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
 
 
 def _nonactivation(fitted: Baseline) -> Forced:
-    """Identical prompts."""
     what = "forced non-activation: identical prompts give the LOO mean"
     tags = fitted.tags
     if not tags.neutral or tags.self_inclusive or tags.needs_groups or tags.needs_history:

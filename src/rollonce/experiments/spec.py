@@ -49,8 +49,6 @@ class ActivationGate(_Part):
 
 
 class ArmSpec(_Part):
-    """One arm as specified."""
-
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")
     advantage: str
     group_size: int = Field(ge=1)
@@ -61,7 +59,6 @@ class ArmSpec(_Part):
 
     @property
     def rollouts(self) -> int:
-        """Rollouts in a step."""
         return self.group_size * self.groups_per_batch
 
 
@@ -170,15 +167,11 @@ class GenerationAudit(_Part):
 
 
 class Optimizer(_Part):
-    """Shared by the arms."""
-
     lr: float = Field(gt=0)
     name: Literal["adam"]
 
 
 class PreflightNotes(_Part):
-    """Text for readers."""
-
     probe: str = ""
     riskiest_assumption: str = ""
     tuning: str = ""
@@ -196,8 +189,6 @@ class OptimizerConfig(_Part):
 
 
 class RestorationArm(_Part):
-    """One arm's start."""
-
     name: str
     optimizer: Literal["adam"]
     optimizer_config: OptimizerConfig
@@ -276,8 +267,6 @@ class Extension(_Part):
 
 
 class Spec(_Part):
-    """The whole file."""
-
     title: str
     hypothesis: str = ""
     method: str = ""
@@ -309,7 +298,6 @@ class Spec(_Part):
     rollonce: Extension = Extension()
 
     def arm(self, name: str) -> ArmSpec:
-        """The arm of this name."""
         return next(a for a in self.arms if a.name == name)
 
 

@@ -97,7 +97,6 @@ class Sketch:
             )
 
     def __call__(self, vector_P: Tensor) -> Tensor:
-        """(D,) float32."""
         if self._place_P is None:
             return vector_P.float()
         both = torch.zeros(2 * self.buckets, dtype=torch.float32, device=vector_P.device).index_add_(

@@ -156,9 +156,7 @@ class Policy(Protocol):
         max_new_tokens: int,
         temperature: float = 1.0,
         generator: torch.Generator | int | None = None,
-    ) -> Samples:
-        """One rollout a prompt."""
-        ...
+    ) -> Samples: ...
 
     def evaluate(self, samples: Samples, *, hidden: bool = False) -> Evaluation:
         """Log-probabilities (with gradient) and entropies of given rollouts."""

@@ -43,7 +43,6 @@ class _Cache:
             self.states = F.pad(self.states, (0, 0, 0, max(_GROW, n)))
 
     def batch_select_indices(self, keep: Tensor) -> None:
-        """Keep these rows."""
         self.states = self.states.index_select(2, keep)
 
 

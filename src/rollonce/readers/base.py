@@ -189,7 +189,6 @@ class RowMerger:
         return out_lines, out
 
     def flush(self) -> tuple[Sequence[int], list[Any]]:
-        """What was held back."""
         held, self._held = self._held, None
         return ([], []) if held is None else ([held[0]], [held[1]])
 

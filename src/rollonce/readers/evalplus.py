@@ -46,7 +46,6 @@ class _WithoutPrompts(Format):
         self._run = ""
 
     def start(self, probe: Probe) -> None:
-        """The join file, once."""
         if self.options.join is not None and self.options.join != NO_PROMPTS and self._join is None:
             self._join = Join(self.options.join, ("task_id", "name"))
         self._run = str(probe.path)
@@ -89,8 +88,6 @@ class _Document(_WithoutPrompts):
 
 
 class EvalPlus(_Document):
-    """EvalPlus results."""
-
     name = "evalplus"
     whole_file = True
 
@@ -126,7 +123,6 @@ class EvalPlus(_Document):
                 yield {**sample, "task_id": task, "position": i}
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One sample."""
         base, plus = record["base_status"], record.get("plus_status")
         if self.options.reward not in (None, "base", "plus"):
             raise InputError(f"reward={self.options.reward!r}: EvalPlus has 'base' and 'plus'")
@@ -151,7 +147,6 @@ class HumanEval(_WithoutPrompts):
         )
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One sample."""
         task = record["task_id"]
         yield Row(self.prompt(task), self.named_reward(record, "passed"), task)
 
@@ -175,11 +170,9 @@ class AutomationBench(_Document):
         return first is None or (isinstance(first, dict) and {"name", "score", "passed"} <= set(first))
 
     def results(self, document: dict[str, Any]) -> Iterable[Any]:
-        """The tasks."""
         return document["tasks"]
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One task's rollout."""
         before = []
         for message in record.get("messages") or []:
             if message.get("role") == "assistant":

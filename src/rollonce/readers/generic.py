@@ -96,7 +96,6 @@ class Generic(Format):
         return is_row(probe.record) or find_rows_key(probe.record, is_row) is not None
 
     def start(self, probe: Probe) -> None:
-        """Where the rows are."""
         self._is_document = probe.is_document
         if self.options.rows_key is None and not is_row(probe.record):
             self._rows_key = find_rows_key(probe.record, is_row)
@@ -108,7 +107,6 @@ class Generic(Format):
         return row_blocks(probe, reject, tell)
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One record's rollout."""
         values: dict[str, Any] = {}
         keys = self.keys(record)
         for what, key in keys.items():

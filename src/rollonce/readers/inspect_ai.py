@@ -23,8 +23,6 @@ _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 
 class Inspect(Format):
-    """Inspect AI logs."""
-
     name = "inspect"
     uses = frozenset({"reward"})
     streams = False
@@ -43,7 +41,6 @@ class Inspect(Format):
 
     @classmethod
     def policy_of(cls, probe: Probe) -> str | None:
-        """The evaluated model."""
         read_eval_log, _ = _inspect_log_functions()
         try:
             return read_eval_log(str(probe.path), header_only=True).eval.model

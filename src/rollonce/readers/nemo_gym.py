@@ -17,8 +17,6 @@ from rollonce.rollouts import render_messages
 
 
 class NemoGym(Format):
-    """NeMo Gym rollouts."""
-
     name = "nemo-gym"
     uses = frozenset({"reward"})
 
@@ -32,7 +30,6 @@ class NemoGym(Format):
         )
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One rollout."""
         request, response = record["responses_create_params"], record.get("response") or {}
         prompt = request["input"]
         if request.get("instructions"):

@@ -46,7 +46,6 @@ class NemoRl(Format):
         self._step = int(match.group(1)) if match else None
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One rollout."""
         content = _only(record["content"])
         if not isinstance(content, list) or len(content) < 2:
             raise InputError("'content' is not a list of messages, so prompt and response cannot be told apart")

@@ -39,6 +39,5 @@ class SkyRl(Format):
         self._step = int(match.group(1)) if match else None
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One rollout."""
         score = self.named_reward(record, "score")
         yield Row(record["input_prompt"], sum(score) if isinstance(score, list) else score, step=self._step)

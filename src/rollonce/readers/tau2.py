@@ -18,8 +18,6 @@ from rollonce.readers.probe import Probe
 
 
 class Tau2(Format):
-    """tau2-bench results."""
-
     name = "tau2-bench"
     streams = False
     whole_file = True
@@ -37,7 +35,6 @@ class Tau2(Format):
 
     @classmethod
     def policy_of(cls, probe: Probe) -> str | None:
-        """The agent's model."""
         return ((probe.document.get("info") or {}).get("agent_info") or {}).get("llm")
 
     def records(
@@ -49,7 +46,6 @@ class Tau2(Format):
         yield range(1, len(document["simulations"]) + 1), document["simulations"]
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One simulation."""
         if not record["reward_info"]:
             raise InputError("this simulation was not scored; skip_bad_rows passes over such rows")
         task = str(record["task_id"])

@@ -63,7 +63,6 @@ class TinkerTraining(Format):
         return probe.kind == "jsonl" and probe.has("iteration", "group_idx", "traj_idx", "total_reward")
 
     def start(self, probe: Probe) -> None:
-        """The join file, once."""
         if self._join is not None:
             return
         if self.options.join is None:
@@ -76,7 +75,6 @@ class TinkerTraining(Format):
         self._join = Join(self.options.join, ("split", "iteration", "group_idx", "tags"))
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One trajectory."""
         if record["split"] != (self.options.split or "train"):
             self.n_filtered += 1
             self.splits.add(str(record["split"]))

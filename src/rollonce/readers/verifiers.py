@@ -162,7 +162,6 @@ class VerifiersLegacy(Format):
         return _metadata_beside(probe).get("model")
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One rollout."""
         yield legacy_row(record, self.options.reward, self._environment)
 
 

@@ -23,8 +23,6 @@ _SESSION = re.compile(r"^(.+_\d+)_(\d+)$")
 
 
 class Verl(Format):
-    """verl rollout dumps."""
-
     name = "verl"
     uses = frozenset({"reward"})
 
@@ -45,7 +43,6 @@ class Verl(Format):
         return {**last, "input": first["input"], _LOG_PROBS: log_probs}
 
     def rows(self, record: Any) -> Iterable[Row]:
-        """One rollout."""
         yield Row(
             record["input"],
             self.named_reward(record, "score"),

@@ -21,12 +21,10 @@ class ComparisonVerdict(NamedTuple):
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """0.4567 as ``45.7%``."""
     return "-" if math.isnan(value) else f"{number(100 * value, digits)}%"
 
 
 def points(value: float, digits: int = 1) -> str:
-    """0.0123 as ``+1.2``."""
     text = number(100 * value, digits)
     return f"+{text}" if value > 0 and text.strip("0.") else text
 

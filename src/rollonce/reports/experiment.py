@@ -197,7 +197,6 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration."""
     return f"{value:.1f} s" if value < 90 else f"{value / 60:.1f} min"
 
 
@@ -283,7 +282,6 @@ def lines(series: Sequence[Sequence[float]], label: str) -> Markup:
 
 
 def markdown(f: dict[str, Any]) -> str:
-    """The same in Markdown."""
     out = [f"# {f['title']}", "", f"**{f['sentence']}**", ""]
     if f["caveat"]:
         out += [f["caveat"], ""]

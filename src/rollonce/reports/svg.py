@@ -45,7 +45,6 @@ class Scale(NamedTuple):
 
 
 def level_scale(batch_size: int) -> Scale:
-    """B_eff, from 0 to B."""
     return Scale(-0.02 * batch_size, 1.04 * batch_size, (0, batch_size / 2, batch_size))
 
 

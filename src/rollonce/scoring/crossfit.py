@@ -48,12 +48,10 @@ class CrossFitted:
 
     @property
     def tags(self) -> Tags:
-        """As its parts."""
         return self.parts[0].tags
 
     @property
     def label(self) -> str:
-        """Its name."""
         return self.name or self.parts[0].label
 
     @property

@@ -135,7 +135,6 @@ class Scorer:
 
     @property
     def n_tasks(self) -> int:
-        """N."""
         return self.rollouts.n_tasks
 
     def usable_window(self, asked: int) -> int:

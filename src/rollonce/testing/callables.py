@@ -42,7 +42,6 @@ class CallableBaseline(Baseline):
         return Tags(shift_equivariant=False, scale_equivariant=False, neutral=False)
 
     def describe(self) -> str:
-        """The function's name."""
         return getattr(self.fn, "__qualname__", type(self.fn).__name__)
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:

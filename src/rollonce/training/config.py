@@ -385,7 +385,6 @@ class RunConfig(Section):
 
     @property
     def learning_rate(self) -> float:
-        """Adam's, of this arm."""
         return self.arm.learning_rate or self.train.learning_rate
 
     @property

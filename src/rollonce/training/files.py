@@ -79,7 +79,6 @@ class JsonLines:
             raise cannot_write(path, error, GOES_ON) from error
 
     def write(self, *records: Mapping[str, Any]) -> None:
-        """Add lines, whole."""
         lines = "".join(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
         try:
             self._file.write(lines.encode("utf-8", "backslashreplace"))
@@ -88,7 +87,6 @@ class JsonLines:
             raise cannot_write(self.path, error, GOES_ON) from error
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(OSError):
             self._file.close()
 

@@ -23,7 +23,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time what is inside."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield

@@ -59,13 +59,9 @@ class RunLog:
 class Tracker(Protocol):
     """What a run reports to: a step's numbers by name."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Report a step."""
-        ...
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None:
-        """The run is over."""
-        ...
+    def close(self) -> None: ...
 
 
 class _Module:

@@ -42,7 +42,6 @@ class Shadow:
         return out
 
     def state(self) -> str:
-        """Histories, as JSON."""
         return json.dumps({name: b.state_dict() for name, b in self.baselines.items()})
 
     def load_state(self, text: str) -> None:

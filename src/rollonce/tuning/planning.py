@@ -30,7 +30,6 @@ class Difficulty(NamedTuple):
 
     @property
     def snr(self) -> float:
-        """tau2 / s2."""
         return self.tau2 / self.s2 if self.s2 > 0 else np.inf
 
 

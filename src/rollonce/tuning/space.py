@@ -219,14 +219,12 @@ class Answers:
     kinds: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def choice(self, name: str, options: Sequence[Any]) -> Any:
-        """See `Ask`."""
         self.kinds[name] = ("choice", list(options))
         if self.values.get(name) not in options:
             self.values[name] = options[int(self.rng.integers(len(options)))]
         return self.values[name]
 
     def real(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """See `Ask`."""
         self.kinds[name] = ("real", low, high, log)
         if name not in self.values:
             u = self.rng.random()
@@ -234,7 +232,6 @@ class Answers:
         return self.values[name]
 
     def integer(self, name: str, low: int, high: int) -> int:
-        """See `Ask`."""
         self.kinds[name] = ("integer", low, high)
         if name not in self.values:
             self.values[name] = int(min(high, low * ((high + 1) / low) ** self.rng.random()))

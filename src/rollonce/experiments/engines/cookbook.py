@@ -100,7 +100,6 @@ class CookbookEngine:
         }
 
     def tasks(self) -> ExperimentTasks:
-        """See `Engine.tasks`."""
         if self._tasks is None:
             s, spec = self.settings, self.spec
             used = max(a.steps * a.groups_per_batch for a in spec.arms)
@@ -346,7 +345,6 @@ class CookbookEngine:
         ledger: Ledger,
         start: StartPolicy | None,
     ) -> TrainedArm:
-        """See `Engine.train`."""
         directory.mkdir(parents=True, exist_ok=True)
         where = prepare_directory(self.settings.tasks, directory / "data")
         command = self.command(arm, steps, directory)
@@ -512,7 +510,6 @@ class CookbookEngine:
         return out
 
     def close(self) -> None:
-        """End the session."""
         if self._policy is not None:
             self._policy.close()
             self._policy, self._sampling = None, ""

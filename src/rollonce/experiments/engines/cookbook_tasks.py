@@ -36,7 +36,6 @@ class CookbookGrader:
         importlib.import_module("tinker_cookbook.recipes.math_rl.math_env")
 
     def __call__(self, response: str, reference: str) -> float:
-        """1 or 0."""
         from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
 
         try:

@@ -13,7 +13,6 @@ from rollonce.experiments.dense import dense
 
 
 def main() -> None:
-    """Run the recipe."""
     import chz  # type: ignore[import-not-found]
     from tinker_cookbook.recipes.math_rl import math_env, train  # type: ignore[import-not-found]
 

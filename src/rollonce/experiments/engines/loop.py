@@ -93,7 +93,6 @@ class LoopEngine:
     # ---- tasks
 
     def tasks(self) -> ExperimentTasks:
-        """See `Engine.tasks`."""
         if self._tasks is None:
             s, is_gsm8k = self.settings, self.settings.tasks.startswith("gsm8k:")
             splits = load_tasks(
@@ -191,7 +190,6 @@ class LoopEngine:
     # ---- what is asked
 
     def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
-        """See `Engine.sample`."""
         repeated = [t for t in tasks for _ in range(group_size)]
         found = self._answers(self._starting_learner(), repeated, 1.0, [seed])
         return [found[i : i + group_size] for i in range(0, len(found), group_size)]
@@ -202,7 +200,6 @@ class LoopEngine:
         return self._start
 
     def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
-        """See `Engine.answer`."""
         if self._loaded[0] != checkpoint:
             self._loaded = (checkpoint, self._trained(checkpoint))
         return self._answers(self._loaded[1], tasks, 0.0, [0])
@@ -295,7 +292,6 @@ class LoopEngine:
         return {"beta1": [beta1], "beta2": [beta2], "eps": [group["eps"]], "learning_rate": [group["lr"]]}
 
     def discard(self, directory: Path) -> None:
-        """See `Engine.discard`."""
         shutil.rmtree(directory / POLICY_FOLDER, ignore_errors=True)
         if (directory / POLICY_FOLDER).is_file():  # a service's weights: a note of where they are
             (directory / POLICY_FOLDER).unlink()
@@ -317,7 +313,6 @@ class LoopEngine:
         ledger: Ledger,
         start: StartPolicy | None,
     ) -> TrainedArm:
-        """See `Engine.train`."""
         from rollonce.training.loop import train
 
         name = directory.relative_to(ledger.directory).as_posix()

@@ -34,7 +34,6 @@ class Watch:
         self._adam: dict[str, Any] | None = None
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a line."""
         with self.out.open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
 

@@ -27,7 +27,6 @@ class BaselineArm(Arm):
         self.baseline = make_baseline(config.arm, train.as_tasks())
 
     def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
-        """See `Arm.advantages`."""
         prediction = self.baseline.predict(batch)
         return StepAdvantages(prediction.advantages_B, prediction.baseline_B)
 
@@ -46,7 +45,6 @@ class BaselineArm(Arm):
         return {"baseline": json.dumps(self.baseline.state_dict())}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Arm.load_state`."""
         self.baseline.load_state_dict(json.loads(state["baseline"]))
 
 

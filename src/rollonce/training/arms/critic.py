@@ -37,7 +37,6 @@ class CriticArm(Arm):
         return StepAdvantages(advantages_BT.double().numpy(), values.values_BT[:, 0].double().numpy(), values)
 
     def learn(self, batch: Batch, samples: Samples, judged: StepAdvantages) -> float:
-        """See `Arm.learn`."""
         values = judged.values
         assert values is not None
         if not self.critic.started:

@@ -39,7 +39,6 @@ class OracleArm(Arm):
                 self.oracle.means[tasks[k * extra].id] = float(mean)
 
     def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
-        """See `Arm.advantages`."""
         prediction = self.oracle.predict(batch)
         return StepAdvantages(prediction.advantages_B, prediction.baseline_B)
 
@@ -48,5 +47,4 @@ class OracleArm(Arm):
         return {"oracle": dict(self.oracle.means)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Arm.load_state`."""
         self.oracle.means = state["oracle"]

@@ -123,7 +123,6 @@ class LocalLearner:
         seed: Sequence[int],
         behaviour: bool = False,
     ) -> Samples:
-        """See `Learner.sample`."""
         policy = self.policy
         if behaviour and self.behaviour is not None:
             with torch.no_grad():

@@ -82,7 +82,6 @@ class TinkerLearner:
         seed: Sequence[int],
         behaviour: bool = False,
     ) -> Samples:
-        """See `Learner.sample`."""
         return self.policy.sample(
             prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed)
         )
