@@ -137,8 +137,8 @@ def two_cluster_baseline(cluster: Sequence[int] | Array, rewards: Sequence[float
     """What `gs1_baseline` must give when prompts are identical within two clusters and orthogonal across, shape (B,).
 
     `b_i = (e^(1/T) * sum of the others in i's cluster + sum of the other cluster) / (e^(1/T) * (n_own - 1) + n_other)`.
-    The "forced activation" case (MATH.md section 1): test it at T = 1 with unequal clusters, where a wrong formula
-    shows.
+    The "forced activation" case (docs/mathematics.md, "The kernel baseline"): test it at T = 1 with unequal clusters,
+    where a wrong formula shows.
     """
     c, r = np.asarray(cluster), np.asarray(rewards, dtype=np.float64)
     e = math.exp(1.0 / T)
@@ -258,7 +258,7 @@ def closed_form_mse(weights: Array, means: Array, variances: Array, s2_over_G: A
     `E_i = (sum_j w_ij m_j - m_i)^2 + sum_j w_ij^2 v_j - s2_i / G`. `weights` (B, V), rows sum to 1, own weight zero;
     `means` and `variances` (V,) are the mean and *biased* variance (ddof=0) of each visible task's G rollouts;
     `s2_over_G` (B,) is the batch tasks' ddof=1 variance over G. Single entries can be negative; their mean over many
-    batches estimates the MSE. Source: MATH.md section 3.
+    batches estimates the MSE. Source: docs/mathematics.md, "Effective batch size".
     """
     w = np.asarray(weights, dtype=np.float64)
     return (w @ means - means[: len(w)]) ** 2 + (w * w) @ variances - s2_over_G

@@ -19,7 +19,7 @@ CONVEX = [
     lambda: KernelBaseline(Nearest(k=2)),
     lambda: KernelBaseline(Buckets(n=3)),
     lambda: KernelBaseline(Rbf()),
-    lambda: KernelBaseline(Cosine(), 0.3),
+    lambda: KernelBaseline(Cosine(), shrinkage=0.3),
     lambda: KernelBaseline(Product([Softmax(), Same()])),
     lambda: KernelBaseline(Mixture([Cosine(), Same(), Buckets()], [0.2, 0.5, 0.3]), window=6, decay=0.7),
     lambda: KernelBaseline(window=5, shrinkage=0.5),

@@ -68,7 +68,8 @@ def rank_agreement(progress: ProgressReport, noise: NoiseReport) -> float | None
     ]
     if len(pairs) < 4:
         return None
-    value = float(scipy.stats.spearmanr(*zip(*pairs, strict=True)).statistic)
+    measured, promised = np.array(pairs).T
+    value = float(np.asarray(scipy.stats.spearmanr(measured, promised))[0])
     return value if np.isfinite(value) else None
 
 

@@ -22,7 +22,7 @@ class BatchCurve:
         log_progress_C: Logarithm of the progress at each over that at B.
     """
 
-    def __init__(self, sizes_C: Sequence[float], log_progress_C: FloatArray) -> None:
+    def __init__(self, sizes_C: Sequence[float] | FloatArray, log_progress_C: FloatArray) -> None:
         x_C = np.log(np.asarray(sizes_C, dtype=np.float64))
         powers_CP = np.stack([x_C, x_C**2], axis=1)[:, : 2 if len(x_C) > 2 else 1]
         self._hat_PC = np.linalg.pinv(powers_CP) if len(x_C) else np.zeros((1, 0))

@@ -236,7 +236,7 @@ class Scorer:
             n_batches_expensive=self.n_batches_expensive,
         )
 
-    def _errors_up_to_window(self, baseline: Baseline, columns_KM: IntArray, window: int) -> FloatArray:
+    def _errors_up_to_window(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> FloatArray:
         """Errors (K, B) of one that may see less than these columns: the first of them."""
         own = min(window, self.usable_window(getattr(baseline, "window", 0)))
         return self.errors(baseline, columns_KM[:, : self.batch_size + own], own)

@@ -32,7 +32,9 @@ def jackknife_error(leave_one_out_values: FloatArray) -> float:
     return float(np.sqrt((n - 1) / n * np.nansum((leave_one_out_values - mean) ** 2)))
 
 
-def variance_over_tasks(values: Sequence[float], monte_carlo: Sequence[float], n_tasks: int) -> float:
+def variance_over_tasks(
+    values: Sequence[float] | FloatArray, monte_carlo: Sequence[float] | FloatArray, n_tasks: int
+) -> float:
     """Variance over resamples of the tasks, less what the batches within a resample add, with the bootstrap's
     ``n / (n - 1)``; NaN for fewer than four resamples."""
     if len(values) < 4:
