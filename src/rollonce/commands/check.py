@@ -101,7 +101,7 @@ def load(what: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             public = [n for n, v in inspect.getmembers(found) if not n.startswith("_") and callable(v)]
-            raise InputError(
-                f"{module_name!r} has no {part!r}; it has {', '.join(public[:12]) or 'nothing that can be called'}"
-            ) from None
+            public.sort(key=lambda n: n[:1].lower() != part[:1].lower())  # those that begin alike come first
+            shown = f"{', '.join(public[:12])}{' ...' if len(public) > 12 else ''}" or "nothing that can be called"
+            raise InputError(f"{module_name!r} has no {part!r}; it has {shown}") from None
     return found
