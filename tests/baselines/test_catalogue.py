@@ -130,7 +130,8 @@ def test_the_board():
         KernelBaseline(Softmax(characters, temperature=0.1)),
         *(KernelBaseline(Rbf()), KernelBaseline(Nearest(k=8))),
         *(family_mean("family"), family_mean("family", 40), family_mean("level"), family_mean("level", 40)),
-        *(Kriging(), Kriging(window=40), Ridge(window=40), BoostedTrees(window=40), Tracker()),
+        *(Kriging(), Kriging(window=40), Ridge(window=40), BoostedTrees(window=40)),
+        *(SelfTuning(), SelfTuning(window=40), Tracker()),
         named_baseline("oracle"),
     ]
     assert [b.config() for b in board_baselines(tasks, 40)] == [b.config() for b in want]
