@@ -29,7 +29,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-SLOTS = 14
+SLOTS = 24
 """Adapters at once. On a CPU every forward pass costs in proportion to the slots, used or not: at 96 a batch took 40 s,
 at 24 two."""
 
