@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError:  # the functions below are plain Python
     modal = None
 
-THERE, KEPT, WORK = "/rollonce", "/kept", "/tmp/rollonce-work"  # in the container: this repository, the Volume, a disk
+THERE, KEPT, WORK = "/rollonce", "/kept", "/rollonce-work"  # in the container: this repository, the Volume, a disk
 ROOT = Path(THERE) if Path(THERE).is_dir() else Path(__file__).resolve().parents[1]
 SPEC = "specs/gs1_vs_grpo_gsm8k.spec.json"
 GPU, DOLLARS_PER_HOUR = "H100", 3.95  # late 2025; see modal.com/pricing, and give --dollars-per-hour
