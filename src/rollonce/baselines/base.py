@@ -30,8 +30,7 @@ from rollonce.component import Component, from_config, register_former, register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
 from rollonce.files import write_whole_file
-from rollonce.kernels.base import BoolArray, Kernel
-from rollonce.kernels.combine import normalise
+from rollonce.kernels.base import BoolArray, Kernel, normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 FORMAT, VERSION = "rollonce-baseline", 1

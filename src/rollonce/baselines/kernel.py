@@ -18,8 +18,7 @@ from rollonce.baselines.large import LARGE, large_predict
 from rollonce.component import register
 from rollonce.features.column import CategoryColumn
 from rollonce.kernels import Buckets, Kernel, Same, Softmax, Uniform
-from rollonce.kernels.base import BoolArray
-from rollonce.kernels.combine import normalise
+from rollonce.kernels.base import BoolArray, normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -65,8 +64,11 @@ class KernelBaseline(LinearSmoother):
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
-        log_w = self.kernel.log_weights(tasks, columns_KM[:, :n_rows], columns_KM, visible_KBM)
-        return normalise(log_w + ages_M * np.log(self.decay) if self.decay < 1 else log_w, visible_KBM)
+        rows_KB = columns_KM[:, :n_rows]
+        if self.decay == 1:
+            return self.kernel.normalised_weights(tasks, rows_KB, columns_KM, visible_KBM)
+        log_w = self.kernel.log_weights(tasks, rows_KB, columns_KM, visible_KBM)
+        return normalise(log_w + ages_M * np.log(self.decay), visible_KBM)
 
 
 @register

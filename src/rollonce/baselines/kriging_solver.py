@@ -95,15 +95,15 @@ def _rows_of_run(
         group_KM = group[place_KM]
         member_KU = np.empty((len(place_KM), len(first)), dtype=np.int64)
         np.put_along_axis(member_KU, group_KM, np.arange(n_columns)[None], axis=1)
-        hidden_KBU = np.take_along_axis(~visible_KBM, member_KU[:, None, :], axis=2)
-        if (np.take_along_axis(hidden_KBU, group_KM[:, None, :], axis=2) != visible_KBM).all():
+        hidden_KBU = np.stack([~v.take(at, axis=1) for v, at in zip(visible_KBM, member_KU, strict=True)])
+        if all((h.take(g, axis=1) != v).all() for h, g, v in zip(hidden_KBU, group_KM, visible_KBM, strict=True)):
             break  # otherwise a row may see one copy of a task and not another: each column by itself
     copies_U = np.bincount(group)
     p = residual_precision(with_noise(covariance(columns_M[None, first]), noise_M[0] / copies_U))
     own_KB = group_KM[:, :n_rows]
     w_KBU = _leave_out(np.broadcast_to(p, (len(place_KM), *p.shape[1:])), own_KB, hidden_KBU)
-    w = np.take_along_axis(w_KBU / copies_U, group_KM[:, None, :], axis=2)
-    return _unit_rows(w)
+    w_KBU /= copies_U
+    return _unit_rows(np.stack([w.take(group, axis=1) for w, group in zip(w_KBU, group_KM, strict=True)]))
 
 
 def _rows_of_block(

@@ -15,8 +15,7 @@ from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, full_table, look_up_pairs, similarity
-from rollonce.kernels.combine import normalise
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, full_table, look_up_pairs, normalise, similarity
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 _ENTRIES_AT_ONCE = 400_000  # what fits the processor's cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from rollonce.baselines.base import Baseline, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError
+from rollonce.rollouts import FloatArray
 
 
 @register
@@ -64,8 +66,10 @@ class Tracker(Baseline):
         """(B,), from the rollouts observed before (or those in ``history``, oldest first)."""
         if history is not None:
             fresh = Tracker(self.discount, self.strength, self.prior_mean)
+            names = history.tasks.identities
             for age in np.unique(history.ages_H)[::-1]:
-                fresh.observe(history.step_of_age(age))
+                at = np.flatnonzero(history.ages_H == age)
+                fresh._count([names[i] for i in at], history.rewards_H[at])
             return fresh.predict(batch)
         known = self.prior_mean is not None or self.total_[0] > 0
         prior = self._prior()
@@ -80,15 +84,18 @@ class Tracker(Baseline):
 
     def observe(self, batch: Batch) -> None:
         """Count the batch's rewards for their tasks; several of one task count alike, whatever order they are in."""
+        self._count(batch.tasks.identities, batch.rewards_B)
+
+    def _count(self, names: Sequence[str], rewards_B: FloatArray) -> None:
         groups: dict[str, list[float]] = {}
-        for name, reward in zip(batch.tasks.identities, batch.rewards_B, strict=True):
+        for name, reward in zip(names, rewards_B, strict=True):
             groups.setdefault(name, []).append(float(reward))
         for key, rewards in groups.items():
             weight, total = self.sums_.get(key, (0.0, 0.0))
             fade = self.discount ** len(rewards)
             new = sum(self.discount**k for k in range(len(rewards)))
             self.sums_[key] = (fade * weight + new, fade * total + new * (sum(sorted(rewards)) / len(rewards)))
-        self.total_ = (self.total_[0] + len(batch), self.total_[1] + float(batch.rewards_B.sum()))
+        self.total_ = (self.total_[0] + len(rewards_B), self.total_[1] + float(rewards_B.sum()))
 
     def own_state(self) -> dict[str, Any]:
         """The sums per task, which are all that it keeps of its history."""

@@ -50,6 +50,13 @@ class Kernel(Component):
         ignore it, since the caller masks; kernels that choose among the visible rows must not.
         """
 
+    def normalised_weights(
+        self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
+    ) -> FloatArray:
+        """Weights (K, B, M) that sum to 1 over what each row sees: its mean where no weight is left, and 0 where it
+        sees nothing."""
+        return normalise(self.log_weights(tasks, rows_KB, columns_KM, visible_KBM), visible_KBM)
+
     def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         """The kernel as a positive semi-definite covariance (K, B, M), 1 for a task with itself; for Kriging.
 
@@ -62,6 +69,48 @@ class Kernel(Component):
             )
         visible = np.ones((*rows_KB.shape, columns_KM.shape[1]), dtype=bool)
         return np.exp(self.log_weights(tasks, rows_KB, columns_KM, visible))
+
+
+class AllOrNothing(Kernel):
+    """A kernel that chooses some of the visible columns for each row, all of one weight."""
+
+    @abstractmethod
+    def chosen(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> BoolArray:
+        """Whether a column counts for a row (K, B, M); the caller masks what is not visible."""
+
+    def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
+        """(K, B, M): 0 for what is chosen, -inf for the rest."""
+        return np.where(self.chosen(tasks, rows_KB, columns_KM, visible_KBM), 0.0, -np.inf)
+
+    def normalised_weights(
+        self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
+    ) -> FloatArray:
+        """As of any kernel, without exponentials."""
+        kept = self.chosen(tasks, rows_KB, columns_KM, visible_KBM) & visible_KBM
+        count = kept.sum(axis=2, keepdims=True)
+        if not count.all():
+            kept = np.where(count, kept, visible_KBM)
+            count = kept.sum(axis=2, keepdims=True)
+        return kept * (1 / np.maximum(count, 1))
+
+
+def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool = True) -> FloatArray:
+    """Weights (K, B, M) that sum to 1 over the visible columns of each row, from log weights.
+
+    Args:
+        fallback: Rows without any weight become the mean of the visible columns; otherwise they stay zero. A row that
+            sees nothing stays zero either way.
+    """
+    log_w = np.where(visible_KBM, log_w_KBM, -np.inf)
+    top = log_w.max(axis=-1, keepdims=True) if log_w.shape[-1] else np.full((*log_w.shape[:-1], 1), -np.inf)
+    log_w -= np.where(np.isfinite(top), top, 0.0)
+    w = np.exp(log_w, out=log_w)
+    total = w.sum(axis=-1, keepdims=True)
+    empty = ~(total > 0)
+    if fallback and empty.any():
+        w = np.where(empty, visible_KBM.astype(np.float64), w)
+        total = w.sum(axis=-1, keepdims=True)
+    return np.divide(w, total, out=w, where=total > 0)
 
 
 def similarity(

@@ -11,13 +11,13 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.length import LogLength
-from rollonce.kernels.base import BoolArray, Kernel
-from rollonce.rollouts import FloatArray, IntArray, Tasks
+from rollonce.kernels.base import AllOrNothing, BoolArray
+from rollonce.rollouts import IntArray, Tasks
 
 
 @register
 @dataclass
-class Buckets(Kernel):
+class Buckets(AllOrNothing):
     """Weight 1 within the same quantile bucket of a one-column feature, over the rows in sight (batch plus window).
 
     Edges are the 1/n, 2/n ... quantiles (linear interpolation) of the values in sight, intervals closed on the right as
@@ -37,8 +37,8 @@ class Buckets(Kernel):
         if self.n < 1:
             raise InputError(f"buckets n must be at least 1, not {self.n}")
 
-    def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M): 0 within the bucket, -inf outside. Rows must be among the columns."""
+    def chosen(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> BoolArray:
+        """(K, B, M): whether the column is in the row's bucket. Rows must be among the columns."""
         matrix = self.feature.transform(tasks)
         if not isinstance(matrix, np.ndarray) or matrix.shape[1] != 1:
             raise InputError(
@@ -49,4 +49,4 @@ class Buckets(Kernel):
         edges = np.quantile(value_KM, np.arange(1, self.n) / self.n, axis=1)  # (n - 1, K)
         bucket_KM = (value_KM[None] > edges[:, :, None]).sum(axis=0)
         bucket_KB = (value_KB[None] > edges[:, :, None]).sum(axis=0)
-        return np.where(bucket_KB[:, :, None] == bucket_KM[:, None, :], 0.0, -np.inf)
+        return bucket_KB[:, :, None] == bucket_KM[:, None, :]

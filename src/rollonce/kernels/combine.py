@@ -10,7 +10,7 @@ import numpy as np
 
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.kernels.base import BoolArray, Kernel
+from rollonce.kernels.base import BoolArray, Kernel, normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -86,22 +86,3 @@ class Mixture(Kernel):
                 total += share * normalise(log_w, visible_KBM, fallback=False)
         with np.errstate(divide="ignore"):
             return np.log(total)
-
-
-def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool = True) -> FloatArray:
-    """Weights (K, B, M) that sum to 1 over the visible columns of each row, from log weights.
-
-    Args:
-        fallback: Rows without any weight become the mean of the visible columns; otherwise they stay zero. A row that
-            sees nothing stays zero either way.
-    """
-    log_w = np.where(visible_KBM, log_w_KBM, -np.inf)
-    top = log_w.max(axis=-1, keepdims=True) if log_w.shape[-1] else np.full((*log_w.shape[:-1], 1), -np.inf)
-    log_w -= np.where(np.isfinite(top), top, 0.0)
-    w = np.exp(log_w, out=log_w)
-    total = w.sum(axis=-1, keepdims=True)
-    empty = ~(total > 0)
-    if fallback and empty.any():
-        w = np.where(empty, visible_KBM.astype(np.float64), w)
-        total = w.sum(axis=-1, keepdims=True)
-    return np.divide(w, total, out=w, where=total > 0)

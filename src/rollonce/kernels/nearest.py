@@ -11,13 +11,13 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import BoolArray, Kernel, similarity
-from rollonce.rollouts import FloatArray, IntArray, Tasks
+from rollonce.kernels.base import AllOrNothing, BoolArray, similarity
+from rollonce.rollouts import IntArray, Tasks
 
 
 @register
 @dataclass
-class Nearest(Kernel):
+class Nearest(AllOrNothing):
     """Weight 1 for the ``k`` visible columns nearest in Euclidean distance, 0 for the rest; ties with the k-th all
     count.
 
@@ -36,11 +36,11 @@ class Nearest(Kernel):
         if self.k < 1:
             raise InputError(f"nearest k must be at least 1, not {self.k}")
 
-    def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        """(K, B, M): 0 for neighbours, -inf for the rest."""
+    def chosen(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> BoolArray:
+        """(K, B, M): whether the column is among the row's neighbours."""
         d2 = np.where(visible_KBM, similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True), np.inf)
         k = min(self.k, d2.shape[-1])
         kth = np.partition(d2, k - 1, axis=-1)[..., k - 1 : k]
         with np.errstate(invalid="ignore"):
             near = d2 <= kth + 1e-9 * (1 + np.abs(kth))
-        return np.where(near & visible_KBM, 0.0, -np.inf)
+        return near & visible_KBM

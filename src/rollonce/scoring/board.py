@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.baselines import Baseline, LeaveOneOut, published_tfidf
+from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother, published_tfidf
 from rollonce.baselines.catalogue import board_baselines
 from rollonce.errors import InputError
 from rollonce.files import plain_json
@@ -135,6 +135,7 @@ def score_rollouts(
     total = len(chosen) + len(fitted)
     scores: list[Score] = []
     served: dict[str, Baseline | CrossFitted] = {}
+    fits: dict[str, CrossFitted] = {}
     left_out: list[str] = []
     for i, baseline in enumerate([*chosen, *fitted]):
         if progress:
@@ -144,7 +145,7 @@ def score_rollouts(
             if i >= len(chosen):
                 pass
             elif hasattr(baseline, "fit_rewards"):
-                ready = _cross_fit(baseline, rollouts, seed, held_out)
+                ready = _cross_fit(baseline, rollouts, seed, held_out, fits)
             else:
                 baseline.fit(fit_on)
         except InputError as error:
@@ -232,7 +233,10 @@ def _sureness(prediction: StepPrediction) -> float:
     return abs(float(np.log(prediction.progress.value)))
 
 
-def _cross_fit(baseline: Baseline, rollouts: Rollouts, seed: int, held_out: float) -> CrossFitted:
+def _cross_fit(
+    baseline: Baseline, rollouts: Rollouts, seed: int, held_out: float, fits: dict[str, CrossFitted]
+) -> CrossFitted:
+    """The baseline cross-fitted; of smoothers that differ by their window alone, one is fitted (``fits``)."""
     n_prompts = len(np.unique(rollouts.tasks.prompt_keys))
     if held_out:
         raise InputError("it learns from rewards and is cross-fitted over all tasks, so it has no held-out score")
@@ -241,7 +245,12 @@ def _cross_fit(baseline: Baseline, rollouts: Rollouts, seed: int, held_out: floa
             f"it learns from rewards, and cross-fitting needs rewards that differ and at least {2 * FOLDS} different "
             f"prompts; here are {n_prompts}"
         )
-    return cross_fit(baseline, rollouts, seed=seed)
+    if not isinstance(baseline, LinearSmoother):
+        return cross_fit(baseline, rollouts, seed=seed)
+    name = str(baseline.config() | {"window": 0})
+    if name not in fits:
+        fits[name] = cross_fit(baseline, rollouts, seed=seed)
+    return fits[name].with_window(baseline.window)
 
 
 def _curve(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,17 @@ class CrossFitted:
     def smooths(self) -> bool:
         """Whether every part is a linear smoother."""
         return all(isinstance(part, LinearSmoother) for part in self.parts)
+
+    def with_window(self, window: int) -> CrossFitted:
+        """The same fits with another window, for smoothers whose fit does not depend on it."""
+        copies: dict[int, Any] = {id(part): copy.copy(part) for part in self.parts}
+        for part in copies.values():
+            part.window = window
+        return replace(
+            self,
+            parts=[copies[id(part)] for part in self.parts],
+            further_draws=[one.with_window(window) for one in self.further_draws],
+        )
 
     def twin(self) -> CrossFitted:
         """Itself: parts that include the own reward cannot be cross-fitted."""
