@@ -65,7 +65,7 @@ def run(source: Path, cache: Path, what: str) -> dict[str, Any]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     environment = os.environ | one_thread | {"PYTHONPATH": str(source), "NUMBA_CACHE_DIR": str(cache)}
     command = [sys.executable, str(HERE / "board.py"), "--child", what]
-    return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> float:
