@@ -14,7 +14,7 @@ Source: Rasmussen & Williams 2006, sections 2.7, 5.4.1 and 5.4.2; Krige 1951.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,70 +22,19 @@ import numpy as np
 
 from rollonce.baselines.base import Cost, LinearSmoother, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
+from rollonce.baselines.covariance_stream import CovarianceStream
 from rollonce.baselines.evidence import JITTER, fit_shares
-from rollonce.baselines.kriging_solver import (
-    kriging_weights,
-    leave_out_rows,
-    residual_precision,
-    table_is_worth_it,
-    with_noise,
-)
+from rollonce.baselines.kernel_library import default_kernels
+from rollonce.baselines.kriging_solver import EXACT_UP_TO, kriging_weights, table_is_worth_it, with_noise
 from rollonce.baselines.sharing import fit_once, pool, unpool
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.features import PromptStatistics, Tfidf
 from rollonce.features.base import as_tasks
-from rollonce.kernels import Cosine, Exponential, Kernel, Product, Rbf
+from rollonce.kernels import Kernel
 from rollonce.kernels.base import BoolArray, look_up_pairs
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 _SPREAD_ROWS = 512
-
-
-def default_kernels() -> tuple[list[Kernel], list[list[int]]]:
-    """The kernels that work on any prompts without labels, and the experts (positions of their kernels)."""
-
-    def char() -> Tfidf:
-        return Tfidf(analyzer="char", ngrams=(2, 5), sublinear=True, max_features=20_000)
-
-    def skeleton() -> Tfidf:
-        return Tfidf(ngrams=(1, 3), sublinear=True, skeleton=True, max_features=20_000)
-
-    def word() -> Tfidf:
-        return Tfidf(sublinear=True, max_features=20_000)
-
-    def ranks(l: float) -> Exponential:
-        return Exponential(PromptStatistics(scale="rank"), l, "cityblock")
-
-    def near(a: float) -> Product:
-        text = [
-            Exponential(char(), 1 / (0.7 * a)),
-            Exponential(skeleton(), 1 / (0.15 * a)),
-            Exponential(word(), 1 / (0.15 * a)),
-        ]
-        return Product([*text, ranks(1 / a)])
-
-    named: dict[str, Kernel] = {
-        "char": Cosine(char()),
-        "char_near": Exponential(char()),
-        "skeleton": Cosine(skeleton()),
-        "length": Rbf(PromptStatistics(["characters"]), 1.0),
-        "statistics": Rbf(PromptStatistics(), 1.0),
-        "ranks": ranks(1.0),
-        "char_and_ranks": Product([Exponential(char()), ranks(1.0)]),
-        "wide": near(0.4),
-        "middle": near(1.2),
-        "narrow": near(4.0),
-    }
-    experts = [
-        ["char_and_ranks"],
-        ["char", "skeleton", "length", "statistics"],
-        ["char_and_ranks", "char", "length"],
-        ["char_near", "ranks"],
-        ["wide", "middle", "narrow", "char", "length"],
-    ]
-    order = list(named)
-    return list(named.values()), [[order.index(k) for k in e] for e in experts]
 
 
 @register
@@ -132,6 +81,7 @@ class SelfTuning(LinearSmoother):
     _learned: FloatArray | None = field(default=None, init=False, repr=False)
     _steps: int = field(default=0, init=False, repr=False)
     _table: tuple[Tasks, FloatArray] | None = field(default=None, init=False, repr=False, compare=False)
+    _stream: CovarianceStream | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,7 +142,7 @@ class SelfTuning(LinearSmoother):
             c = kernel.covariance(sample, every, every)[0] if fine and len(sample) else np.zeros((1, 1))
             spread.append(float(np.trace(c) / len(c) - c.mean()))
         self.spread_K = np.array(spread)
-        self._given = self._learned = self._table = None
+        self._given = self._learned = self._table = self._stream = None
 
     def fit_rewards(self, tasks: Sequence[str] | Tasks, rewards: Sequence[float] | FloatArray) -> Self:
         """Fit the shares on one reward each of other tasks than those to be judged. Returns itself.
@@ -213,20 +163,26 @@ class SelfTuning(LinearSmoother):
         if len(y) > self.max_rows:
             at = np.linspace(0, len(y) - 1, self.max_rows).astype(np.int64)
             tasks, y = tasks.take(at), y[at]
-        self._given, self._learned, self._table = self._fit(tasks, y), None, None
+        every = np.arange(len(y))[None]
+        self._given = self._fit(y, lambda k: self.kernels[k].covariance(tasks, every, every)[0])
+        self._learned = self._table = None
         return self
 
-    def _fit(self, tasks: Tasks, y: FloatArray) -> FloatArray | None:
-        """Shares (K + 1,), or None where there is too little to learn from."""
-        if not len(self.spread_K):
-            raise InputError("this self_tuning baseline was not fitted; call fit(prompts) first (or load a saved one)")
+    def _fit_rows(self, stream: CovarianceStream, rows: History) -> FloatArray | None:
+        """Shares (K + 1,) from the newest rows of the stream, these."""
+        tables = dict(zip(self._varying, stream.tables(len(rows)), strict=True)) if len(rows) >= self.min_rows else {}
+        return self._fit(rows.rewards_H, tables.__getitem__)
+
+    def _fit(self, y: FloatArray, covariance: Callable[[int], FloatArray]) -> FloatArray | None:
+        """Shares (K + 1,) from rewards (n,) and the covariance (n, n) of their tasks by kernel; None where there is too
+        little to learn from."""
+        self._must_be_fitted()
         if len(y) < self.min_rows or not y.std() > 1e-9 * max(1.0, float(np.abs(y).max())):
             return None
         # Rounded, so that adding a constant to all rewards changes not even the last bit of the fit.
         y = np.round((y - y.mean()) / y.std(), 9)
-        every = np.arange(len(y))[None]
-        needed = sorted({k for e in self.experts for k in e if self.spread_K[k] > 1e-9})
-        tables = {k: self.kernels[k].covariance(tasks, every, every)[0] / self.spread_K[k] for k in needed}
+        needed = sorted({k for e in self.experts for k in e if k in self._varying})
+        tables = {k: covariance(k) / self.spread_K[k] for k in needed}
         total = np.zeros(len(self.kernels) + 1)
         for expert in self.experts:
             at = [k for k in dict.fromkeys(expert) if k in tables]
@@ -236,17 +192,46 @@ class SelfTuning(LinearSmoother):
                 total[-1] += 1.0
         return total / total.sum()
 
+    def _must_be_fitted(self) -> None:
+        if not len(self.spread_K):
+            raise InputError("this self_tuning baseline was not fitted; call fit(prompts) first (or load a saved one)")
+
     # ------------------------------------------------------------------ the stream
 
     def observe(self, batch: Batch) -> None:
         """Keep the rows, and refit the shares every ``refit_every`` steps on the newest ``max_rows`` of them."""
         if not self.refit_every and not self.window:
             return
-        self._history = self._all_rows.append(batch, max(self.window, self.max_rows if self.refit_every else 0))
+        keep = max(self.window, self.max_rows if self.refit_every else 0)
+        stream = self._stream_so_far() if self.window else None
+        self._history = self._all_rows.append(batch, keep)
+        if stream is not None:
+            stream.append(batch.tasks, min(keep, EXACT_UP_TO))
+            stream.seen = self._history.tasks
         self._steps += 1
         if self._last_refit(self._steps) == self._steps > 0:
             rows = self._history.last(self.max_rows)
-            self._learned, self._table = self._fit(rows.tasks, rows.rewards_H), None
+            self._learned, self._table = self._fit_rows(stream or self._stream_of(rows), rows), None
+
+    @property
+    def _varying(self) -> list[int]:
+        """Kernels that vary over the prompts fitted."""
+        return np.flatnonzero(self.spread_K > 1e-9).tolist()
+
+    def _stream_of(self, rows: History) -> CovarianceStream:
+        stream = CovarianceStream([self.kernels[k] for k in self._varying])
+        if len(rows):
+            rows = rows.last(EXACT_UP_TO)
+            stream.append(rows.tasks, len(rows))
+        return stream
+
+    def _stream_so_far(self) -> CovarianceStream:
+        """The covariances of the rows kept; from the rows themselves where there are none yet, as after loading."""
+        self._must_be_fitted()
+        if self._stream is None or (len(self._stream) and self._stream.seen is not self._all_rows.tasks):
+            self._stream = self._stream_of(self._all_rows)
+            self._stream.seen = self._all_rows.tasks
+        return self._stream
 
     def _last_refit(self, steps: int) -> int:
         """The step of the newest refit after this many: multiples of ``refit_every``, and powers of two before the
@@ -269,13 +254,14 @@ class SelfTuning(LinearSmoother):
     def _as_after(self, history: History) -> SelfTuning:
         """A copy as it would be had it observed these rows and no others."""
         clone = copy.copy(self)
-        clone._history = clone._learned = clone._table = None
+        clone._learned = clone._table = clone._stream = None
         if self.refit_every and len(history):
             steps = int(history.ages_H.max())
             behind = steps - self._last_refit(steps)
             at = np.flatnonzero(history.ages_H > behind)[-self.max_rows :]
             rows = history.take(at)
-            clone._learned = clone._fit(rows.tasks, rows.rewards_H)
+            clone._learned = clone._fit_rows(clone._stream_of(rows), rows)
+        clone._history = history
         return clone
 
     def weights(self, batch: Batch, history: History | None = None) -> FloatArray:
@@ -292,9 +278,7 @@ class SelfTuning(LinearSmoother):
         this call."""
         if history is None:
             return super().predict(batch)
-        clone = self._as_after(history)
-        clone._history = history
-        return clone.predict(batch)
+        return self._as_after(history).predict(batch)
 
     # ------------------------------------------------------------------ weights
 
@@ -323,8 +307,7 @@ class SelfTuning(LinearSmoother):
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.weight_blocks`. Blocks in a row that see the same tasks share one solve."""
-        if not len(self.spread_K):
-            raise InputError("this self_tuning baseline was not fitted; call fit(prompts) first (or load a saved one)")
+        self._must_be_fitted()
         if table_is_worth_it(tasks, columns_KM) and (self._table is None or self._table[0] is not tasks):
             self._table = (tasks, self._sum(tasks, np.arange(len(tasks))[None])[0])
         return kriging_weights(
@@ -336,12 +319,28 @@ class SelfTuning(LinearSmoother):
         )
 
     def _weights(self, batch: Batch, window: History) -> FloatArray:
-        if self.noise == "constant" or not len(window) or not len(batch):
+        if not self.window or not len(batch):
             return super()._weights(batch, window)
-        w = bernoulli_weights(self, batch, window)
-        visible = ~np.eye(len(batch), len(batch) + len(window), dtype=bool)
-        ages = np.concatenate([np.zeros(len(batch), np.int64), window.ages_H])
-        return self._shrunk(w[None], visible[None], ages)[0]
+        n, m = len(batch), len(batch) + min(len(window), EXACT_UP_TO - len(batch))
+        seen = window.last(m - n)
+        varying = self._varying
+        shares = np.where(self.shares_K1[varying] > 1e-6, self.shares_K1[varying], 0.0)
+        c_MM = self._stream_so_far().visible(batch.tasks, m - n, shares / self.spread_K[varying])
+        noise_M = self._noise(np.concatenate([np.zeros(n, np.int64), seen.ages_H]))
+        if self.noise == "bernoulli" and len(seen):
+            noise_M = noise_M + self.shares_K1[-1] * (bernoulli_noise(c_MM, noise_M, seen.rewards_H) - 1)
+        visible_BM = ~np.eye(n, n + len(window), dtype=bool)
+        w_BM = np.zeros(visible_BM.shape)
+        at = np.concatenate([np.arange(n), np.arange(n + len(window) - len(seen), n + len(window))])
+        w_BM[:, at] = kriging_weights(
+            lambda columns_KM: look_up_pairs(c_MM, columns_KM, columns_KM),
+            noise_M,
+            np.arange(m)[None],
+            n,
+            visible_BM[None, :, at],
+        )[0]
+        ages_M = np.concatenate([np.zeros(n, np.int64), window.ages_H])
+        return self._shrunk(w_BM[None], visible_BM[None], ages_M)[0]
 
     # ------------------------------------------------------------------ state
 
@@ -367,7 +366,7 @@ class SelfTuning(LinearSmoother):
             raise InputError(f"a state of {len(self.kernels)} kernels needs as many finite spreads")
         rows = past.get("rows", past if "prompts" in past else None)  # the latter from a former ``shrunk`` around it
         self._history = None if rows is None else History.from_state(rows)
-        self._steps, self._table = int(past.get("steps", 0)), None
+        self._steps, self._table, self._stream = int(past.get("steps", 0)), None, None
 
     def state_dict(self) -> dict[str, Any]:
         """As of every component, with what equal features of several kernels learned written once."""
@@ -392,27 +391,24 @@ class SelfTuning(LinearSmoother):
         return array
 
 
-def bernoulli_weights(baseline: SelfTuning, batch: Batch, window: History) -> FloatArray:
-    """Weights (B, B + H) with each row's noise in proportion to ``p (1 - p)``.
+def bernoulli_noise(c_MM: FloatArray, noise_M: FloatArray, past_rewards_H: FloatArray) -> FloatArray:
+    """What each row's noise is multiplied by (M,), in proportion to ``p (1 - p)``.
 
     p is the row's mean reward as Kriging predicts it from the *window's* rewards alone (of a row of the window, from
     the others), pulled halfway to their mean; no reward of the batch is read.
+
+    Args:
+        c_MM: Covariance of task means, the batch first.
+        noise_M: What a reward adds to it by itself.
+        past_rewards_H: Of the window.
     """
-    n, h = len(batch), len(window)
-    tasks = Tasks.concat(batch.tasks, window.tasks)
-    ages = np.concatenate([np.zeros(n, np.int64), window.ages_H])
-    c = baseline.covariance(tasks, np.arange(n + h)[None], ages)[0]
-    past, y = c[n:, n:], window.rewards_H
-    inverse = np.linalg.inv(past)
+    n, h, y = len(c_MM) - len(past_rewards_H), len(past_rewards_H), past_rewards_H
+    inverse = np.linalg.inv(c_MM[n:, n:] + np.diag(noise_M[n:]))
     s = inverse.sum(axis=1)
     p = inverse - np.outer(s, s) / s.sum()
     mean = float(s @ y / s.sum())
     own = y - (p @ y) / np.maximum(np.diag(p), 1e-12) if h > 1 else np.full(h, mean)
-    guess = np.concatenate([mean + c[:n, n:] @ (inverse @ (y - mean)), own])
+    guess = np.concatenate([mean + c_MM[:n, n:] @ (inverse @ (y - mean)), own])
     level = float(np.clip(y.mean(), 0.02, 0.98))
     guess = np.clip(0.5 * guess + 0.5 * level, 0.02, 0.98)
-    factor = guess * (1 - guess) / (level * (1 - level))
-    noise = baseline.shares_K1[-1]
-    c[np.diag_indices(n + h)] += noise * (factor - 1)
-    visible = ~np.eye(n, n + h, dtype=bool)[None]
-    return leave_out_rows(residual_precision(c[None]), n, visible)[0]
+    return guess * (1 - guess) / (level * (1 - level))

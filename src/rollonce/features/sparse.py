@@ -4,11 +4,13 @@ trainer."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rollonce.rollouts import FloatArray, IntArray
+
+_FEW_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +23,15 @@ class SparseRows:
         indices: (nnz,) int32.
         data: (nnz,) float64.
         n_columns: D.
+        exact: Every number is a multiple of 2**-24 (`rounded`), so that inner products of rows of squared length up to
+            32 are exact: the same bits whatever the order of the sum, and whatever else is computed with them.
     """
 
     indptr: IntArray
     indices: np.ndarray
     data: FloatArray
     n_columns: int
+    exact: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -38,10 +43,15 @@ class SparseRows:
 
     def __getitem__(self, rows: IntArray | Sequence[int]) -> SparseRows:
         rows = np.asarray(rows, dtype=np.int64)
+        if len(rows) and (rows == np.arange(rows[0], rows[0] + len(rows))).all():  # a slice: nothing to gather
+            first, last = rows[0], rows[-1] + 1
+            a, z = self.indptr[first], self.indptr[last]
+            indptr = self.indptr[first : last + 1] - a
+            return replace(self, indptr=indptr, indices=self.indices[a:z], data=self.data[a:z])
         sizes = self.indptr[rows + 1] - self.indptr[rows]
         indptr = np.concatenate([[0], np.cumsum(sizes)])
         pick = np.repeat(self.indptr[rows] - indptr[:-1], sizes) + np.arange(indptr[-1])
-        return SparseRows(indptr, self.indices[pick], self.data[pick], self.n_columns)
+        return replace(self, indptr=indptr, indices=self.indices[pick], data=self.data[pick])
 
     @staticmethod
     def stack(parts: Sequence[SparseRows]) -> SparseRows:
@@ -55,7 +65,12 @@ class SparseRows:
             np.concatenate([p.indices for p in parts]),
             np.concatenate([p.data for p in parts]),
             parts[0].n_columns,
+            all(p.exact for p in parts),
         )
+
+    def rounded(self) -> SparseRows:
+        """The same rows, each number rounded to the nearest multiple of 2**-24: see ``exact``."""
+        return replace(self, data=rounded(self.data), exact=True)
 
     def to_dense(self) -> FloatArray:
         """(N, D) float64. Only for small matrices."""
@@ -76,6 +91,36 @@ class SparseRows:
         out[np.diag_indices(len(self))] += np.bincount(row[~kept], self.data[~kept] ** 2, minlength=len(self))
         return out
 
+    def _dot_in_any_order(self, other: SparseRows) -> FloatArray:
+        """``self @ other.T`` for a few rows and many: columns that most rows have by a matrix product, all others pair
+        by pair."""
+        n, m = len(self), len(other)
+        if n > _FEW_ROWS:
+            parts = [self[np.arange(i, min(i + _FEW_ROWS, n))] for i in range(0, n, _FEW_ROWS)]
+            return np.concatenate([part._dot_in_any_order(other) for part in parts])
+        size_left, size_right = (np.bincount(r.indices, minlength=self.n_columns) for r in (self, other))
+        pairs = size_left * size_right
+        common = pairs > n * m / 128
+        place = np.cumsum(common) - 1
+        dense = []
+        for rows in (self, other):
+            at = common[rows.indices]
+            matrix = np.zeros((len(rows), int(common.sum())))
+            matrix[np.repeat(np.arange(len(rows)), np.diff(rows.indptr))[at], place[rows.indices[at]]] = rows.data[at]
+            dense.append(matrix)
+        out = dense[0] @ dense[1].T
+        rare = (pairs > 0) & ~common
+        left, right = np.flatnonzero(rare[self.indices]), np.flatnonzero(rare[other.indices])
+        left = left[np.argsort(self.indices[left], kind="stable")]
+        columns = other.indices[right]
+        times, first = size_left[columns], (np.cumsum(np.where(rare, size_left, 0)) - size_left)[columns]
+        right_of_pair = np.repeat(right, times)
+        of_right = np.arange(len(right_of_pair)) - np.repeat(np.cumsum(times) - times, times)
+        left_of_pair = left[np.repeat(first, times) + of_right]
+        row_left, row_right = (np.repeat(np.arange(len(r)), np.diff(r.indptr)) for r in (self, other))
+        cell = row_left[left_of_pair] * m + row_right[right_of_pair]
+        return out + np.bincount(cell, self.data[left_of_pair] * other.data[right_of_pair], n * m).reshape(n, m)
+
     def dot_transposed(self, other: SparseRows) -> FloatArray:
         """``self @ other.T`` as a dense (N, M) float64 array.
 
@@ -84,6 +129,8 @@ class SparseRows:
         """
         if other is self:
             return self._gram()
+        if self.exact and other.exact:
+            return self._dot_in_any_order(other)
         # A lookup table over all columns is quickest unless there are very many; then a search among the few that
         # occur.
         lookup = self.n_columns <= 200_000
@@ -116,3 +163,8 @@ class SparseRows:
             right[row[known], at[known]] = other.data[a:z][known]
             out[:, start:stop] = left @ right.T
         return out
+
+
+def rounded(numbers: FloatArray) -> FloatArray:
+    """To the nearest multiple of 2**-24: sums of products of such numbers, up to 32 in all, are exact in float64."""
+    return np.rint(numbers * 2.0**24) * 2.0**-24

@@ -8,8 +8,8 @@ overflows nor loses the nearest neighbour.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -121,17 +121,41 @@ def similarity(
     With up to `FULL_MATRIX_UP_TO` tasks and more than one block the whole table is computed once and cached; otherwise
     each block is computed on its own, so memory never grows with N squared.
     """
-    name = "squared_distance" if squared_distance else "inner_product"
     n_blocks, n_rows = rows_KB.shape
     if len(tasks) <= FULL_MATRIX_UP_TO and _worth_a_table(feature, tasks, n_blocks, n_rows * columns_KM.shape[1]):
         table = full_table(feature, tasks, squared_distance=squared_distance)
         return look_up_pairs(table, rows_KB, columns_KM)
     matrix = feature.transform(tasks)
-    out = np.empty((n_blocks, n_rows, columns_KM.shape[1]))
-    for k in range(n_blocks):
+
+    def block(k: int) -> FloatArray:
         left, right = matrix[rows_KB[k]], matrix[columns_KM[k]]
-        out[k] = _squared_distance(left, right) if name == "squared_distance" else _inner(left, right)
-    return out
+        if not squared_distance:
+            return _inner(left, right)
+        inner = similarity(feature, tasks, rows_KB, columns_KM)[0] if _ONE_BLOCK in tasks.root._cache else None
+        return _squared_distance(left, right, inner)
+
+    if n_blocks == 1:
+        return shared_block(tasks, (feature.key, squared_distance), lambda: block(0))[None]
+    return np.stack([block(k) for k in range(n_blocks)]) if n_blocks else np.empty((0, n_rows, columns_KM.shape[1]))
+
+
+_ONE_BLOCK = "pairs of one block"
+
+
+def expect_one_block(tasks: Tasks) -> None:
+    """Let kernels share what they compute of a feature: from here on these tasks are asked for one block of pairs
+    only."""
+    tasks.root._cache[_ONE_BLOCK] = {}
+
+
+def shared_block(tasks: Tasks, name: tuple[Any, ...], compute: Callable[[], FloatArray]) -> FloatArray:
+    """A table of pairs (B, M); after `expect_one_block` it is computed once, and must not be written to."""
+    blocks = tasks.root._cache.get(_ONE_BLOCK)
+    if blocks is None:
+        return compute()
+    if name not in blocks:
+        blocks[name] = compute()
+    return blocks[name]
 
 
 def look_up_pairs(table_NN: FloatArray, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:

@@ -12,7 +12,7 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, Kernel, look_up_pairs, similarity
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, Kernel, look_up_pairs, shared_block, similarity
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -60,6 +60,10 @@ class Exponential(Kernel):
                 if key not in cache:
                     cache[key] = _sum_of_differences(matrix, matrix)
                 return look_up_pairs(cache[key], rows_KB, columns_KM)
+        if len(rows_KB) == 1:
+            r, c = rows_KB[0], columns_KM[0]
+            name = (self.feature.key, "cityblock")
+            return shared_block(tasks, name, lambda: _sum_of_differences(matrix[r], matrix[c]))[None]
         return np.stack([_sum_of_differences(matrix[r], matrix[c]) for r, c in zip(rows_KB, columns_KM, strict=True)])
 
 
