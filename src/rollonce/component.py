@@ -3,6 +3,9 @@
 Every one is a dataclass whose fields are its settings. `config` writes them (nested components included) with the
 class's registered ``type``; `from_config` builds the same thing again; `state_dict` holds what `fit` or `observe`
 learned. Together they are the whole of a saved baseline, so nothing needs pickle.
+
+A class of one's own needs no registration: its configuration says ``"type": "module:Class"``, and where that is read
+the module is imported.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from rollonce.errors import InputError
+from rollonce.importing import import_object, name_of_object
 
 _REGISTRY: dict[str, type[Component]] = {}
 _FORMER: dict[str, Callable[[dict[str, Any]], Component]] = {}
@@ -54,12 +58,19 @@ class Component:
         """A few words for tables: ``title`` (or the type), the parts, and the settings named in ``symbols``."""
         inside = [part.describe() for part in self.children().values()]
         inside += [f"{symbol}={getattr(self, setting):.3g}" for setting, symbol in self.symbols.items()]
-        name = self.title or self.type
+        name = self.title or self.type or type(self).__name__
         return f"{name} {', '.join(inside)}" if inside else name
 
     def config(self) -> dict[str, Any]:
-        """The settings as plain JSON, with nested components expanded and ``type`` first."""
-        out: dict[str, Any] = {"type": self.type}
+        """The settings as plain JSON, with nested components expanded and ``type`` first.
+
+        Raises:
+            InputError: for a class that is no dataclass, so that its settings cannot be told.
+        """
+        cls = type(self)
+        own_name = None if cls.__module__.partition(".")[0] == "rollonce" else name_of_object(cls)
+        out: dict[str, Any] = {"type": own_name or self.type}
+        _check_dataclass(cls)
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             if f.init:
                 out[f.name] = _to_plain(getattr(self, f.name))
@@ -114,7 +125,8 @@ def from_config(config: dict[str, Any]) -> Any:
     """The component that `Component.config` described.
 
     Raises:
-        InputError: for an unknown ``type`` or a setting that the type does not have.
+        InputError: for an unknown ``type`` or a setting that the type does not have; for ``module:Class``, if it cannot
+            be imported or is no component.
     """
     if not isinstance(config, dict) or "type" not in config:
         raise InputError(f"a component's configuration must be an object with 'type', not {str(config)[:80]!r}")
@@ -122,9 +134,7 @@ def from_config(config: dict[str, Any]) -> Any:
     settings = {k: _from_plain(v) for k, v in config.items() if k != "type"}
     if kind in _FORMER:
         return _FORMER[kind](settings)
-    if kind not in _REGISTRY:
-        raise InputError(f"unknown type {kind!r}; known: {', '.join(sorted(_REGISTRY))}")
-    cls = _REGISTRY[kind]
+    cls = _class_of(kind)
     names = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     unknown = sorted(set(settings) - names)
     if unknown:
@@ -134,6 +144,25 @@ def from_config(config: dict[str, Any]) -> Any:
         return cls(**settings)
     except TypeError as e:
         raise InputError(f"{kind!r} cannot be built from {settings}: {e}") from None
+
+
+def _class_of(kind: Any) -> type[Component]:
+    if isinstance(kind, str) and ":" in kind:
+        cls = import_object(kind)
+        if not (isinstance(cls, type) and issubclass(cls, Component)):
+            raise InputError(f"{kind!r} is no class of baselines, kernels or features, but {str(cls)[:80]}")
+        _check_dataclass(cls)
+        return cls
+    if kind not in _REGISTRY:
+        raise InputError(
+            f"unknown type {kind!r}; known: {', '.join(sorted(_REGISTRY))}, and module:Class for one of your own"
+        )
+    return _REGISTRY[kind]
+
+
+def _check_dataclass(cls: type[Component]) -> None:
+    if not dataclasses.is_dataclass(cls):
+        raise InputError(f"{cls.__name__} must be a dataclass, its fields its settings: write @dataclass above it")
 
 
 def _check_parts(cls: type[Component], settings: dict[str, Any]) -> None:

@@ -23,9 +23,8 @@ def test_every_planted_fault_is_found(planted, seed):
 
 
 @pytest.mark.parametrize("faultless", [Planted, WeightedByTheOthersSurprisals], ids=lambda c: c.__name__)
-def test_a_baseline_without_a_fault_fails_only_for_not_being_registered(faultless):
-    assert set(failures(faultless)) == {"saves"}
-    assert "unknown type" in failures(faultless)["saves"]
+def test_a_baseline_without_a_fault_needs_no_registration_to_pass(faultless):
+    assert failures(faultless) == {}
 
 
 def own_reward(prompts, rewards):
@@ -119,7 +118,7 @@ def test_raising_lists_every_failure():
 
 
 def test_what_cannot_be_audited_says_so():
-    with pytest.raises(InputError, match="not int"):
+    with pytest.raises(InputError, match="3 is an int"):
         check_baseline(3)
     with pytest.raises(InputError, match="takes a, b, c; a baseline function takes"):
         check_baseline(lambda a, b, c: a)

@@ -76,14 +76,3 @@ def test_the_multi_gpu_script_runs_its_tiny_version(tmp_path, file):
     module = load("trl_multi_gpu")
     assert module.reward(["so it is 1,234."], ["we get 1,234\n#### 1,234"]) == [1.0]
     assert module.reward([[{"role": "assistant", "content": "it is 12"}]], ["#### 13"]) == [0.0]
-
-
-def test_a_kernel_of_ones_own_from_file_to_board_to_training_run(tmp_path):
-    """CONTRIBUTING.md has the same kernel; here it is audited, scored and trained with."""
-    assert len(EXAMPLES.joinpath("own_kernel.py").read_text().splitlines()) < 50
-    ran = script("own_kernel.py", tmp_path / "run")
-    assert ran.returncode == 0, ran.stderr
-    assert "number_count scale=1" in ran.stdout
-    assert "x LOO" in ran.stdout
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [s["step"] for s in steps] == [1, 2, 3, 4]

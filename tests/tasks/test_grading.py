@@ -102,5 +102,5 @@ def test_grader_by_name_says_what_is_wrong():
         grader_by_name("fuzzy")
     with pytest.raises(InputError, match="cannot be imported"):
         grader_by_name("no_such_module_at_all:f")
-    with pytest.raises(InputError, match="no callable 'absent'"):
+    with pytest.raises(InputError, match="'math' has no 'absent'"):
         grader_by_name("math:absent")

@@ -3,7 +3,7 @@
 from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags, copy_without_history
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.blend import Blend
-from rollonce.baselines.catalogue import named_baseline
+from rollonce.baselines.catalogue import load_baseline, named_baseline
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import (
@@ -14,6 +14,7 @@ from rollonce.baselines.kernel import (
     published_tfidf,
 )
 from rollonce.baselines.kriging import Kriging
+from rollonce.baselines.own import FunctionBaseline
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
 from rollonce.baselines.self_tuning import SelfTuning
@@ -28,6 +29,7 @@ __all__ = [
     "Cost",
     "ExpertMixture",
     "FlashReinforce",
+    "FunctionBaseline",
     "Grpo",
     "History",
     "KernelBaseline",
@@ -45,6 +47,7 @@ __all__ = [
     "Tracker",
     "copy_without_history",
     "family_mean",
+    "load_baseline",
     "named_baseline",
     "published_length_buckets",
     "published_tfidf",

@@ -108,7 +108,7 @@ class Baseline(Component):
 
     def describe(self) -> str:
         """A few words for tables: what it is, and the settings that tell it from its like."""
-        return self.type
+        return self.type or type(self).__name__
 
     def named(self, label: str, *, keep_fit: bool = False) -> Self:
         """A copy under another label; with ``keep_fit`` its `fit` does nothing more, so that it keeps the vocabulary
@@ -116,6 +116,11 @@ class Baseline(Component):
         other = copy.deepcopy(self)
         other._given_label, other._keeps_fit = label, keep_fit
         return other
+
+    @property
+    def keeps_fit(self) -> bool:
+        """Whether its `fit` does nothing more, see `named`."""
+        return self._keeps_fit
 
     @property
     def keep_rows(self) -> int:
@@ -181,8 +186,9 @@ class Baseline(Component):
             provenance: What it was tuned on, by which command; shown by ``rollonce check``.
 
         Raises:
-            InputError: if it cannot be written.
+            InputError: if it cannot be written, or could not be read again.
         """
+        _check_can_be_read_again(self)
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -223,7 +229,7 @@ class Baseline(Component):
             raise InputError(e.message, file=path) from None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
             raise InputError(f"a damaged baseline file ({type(e).__name__}: {e})", file=path) from None
-        baseline.provenance = document.get("provenance", {})
+        baseline.provenance = document.get("provenance") or {}
         return baseline
 
 
@@ -249,6 +255,11 @@ class LinearSmoother(Baseline):
             raise InputError(f"shrinkage must be in [0, 1], not {self.shrinkage}")
         if self.window < 0 or not 0 < self.decay <= 1:
             raise InputError(f"window must be >= 0 and decay in (0, 1], not {self.window} and {self.decay}")
+
+    @property
+    def keeps_fit(self) -> bool:
+        """Whether its `fit` does nothing more, see `named`."""
+        return self._keeps_fit
 
     @property
     def keep_rows(self) -> int:
@@ -351,6 +362,18 @@ def _smoother_with_shrinkage(settings: dict[str, Any]) -> LinearSmoother:
         raise InputError(f"a 'shrunk' baseline needs a smoother and an amount in [0, 1], not {amount!r}")
     smoother.shrinkage, smoother._was_shrunk = 1 - (1 - smoother.shrinkage) * (1 - amount), True
     return smoother
+
+
+def _check_can_be_read_again(component: Component) -> None:
+    cls = type(component)
+    if component.config()["type"] == cls.type and registered_types().get(cls.type) is not cls:
+        raise InputError(
+            f"{cls.__name__} cannot be saved: a file names a class as module:Class, so it has to be in a module, not "
+            "in the script that is run or inside a function; or give it a type of its own and decorate it with "
+            "@register"
+        )
+    for part in component.children().values():
+        _check_can_be_read_again(part)
 
 
 def features_of(component: Component) -> list[Feature]:

@@ -13,6 +13,7 @@ A new baseline is a file and an `Entry` here.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean
 from rollonce.baselines.kriging import Kriging
+from rollonce.baselines.own import imported_baseline, offered_baseline, offered_baselines
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
 from rollonce.baselines.self_tuning import SelfTuning
@@ -237,12 +239,27 @@ def tfidf_temperature(name: str) -> float | None:
 
 
 def known_names() -> list[str]:
-    """Every name in the list (windowed forms, which follow the rule, not repeated), then the aliases."""
-    return [*_BY_NAME, *ALIASES]
+    """Every name in the list (windowed forms, which follow the rule, not repeated), the aliases, and what installed
+    packages offer."""
+    return [*_BY_NAME, *ALIASES, *offered_baselines()]
+
+
+def load_baseline(what: str | os.PathLike[str]) -> Baseline:
+    """The baseline of a file that `Baseline.save` wrote, as it was fitted; or a fresh one by its name, see
+    `named_baseline`.
+
+    Raises:
+        InputError: if there is no such file or name.
+    """
+    text = os.fspath(what)
+    if text.endswith(".json") or os.path.isfile(text) or (os.sep in text and ":" not in text):
+        return Baseline.load(text)
+    return named_baseline(text)
 
 
 def named_baseline(name: str) -> Baseline:
-    """A fresh, unfitted baseline by its name, its windowed name or an alias.
+    """A fresh, unfitted baseline by its name, its windowed name or an alias; by the name under which an installed
+    package offers it; or as ``module:name`` (`rollonce.baselines.own`).
 
     Raises:
         InputError: for a name that means nothing, and a window for a baseline that has none.
@@ -250,6 +267,8 @@ def named_baseline(name: str) -> Baseline:
     >>> named_baseline("loo_window_64").label
     'LOO mean, window 64'
     """
+    if ":" in name:
+        return imported_baseline(name)
     temperature = tfidf_temperature(name)
     if temperature is not None:
         return KernelBaseline(Softmax(temperature=temperature))
@@ -259,9 +278,11 @@ def named_baseline(name: str) -> Baseline:
     match = _WINDOWED.fullmatch(name)
     entry = _BY_NAME.get(match[1]) if match else None
     if match is None or entry is None:
+        if name in offered_baselines():
+            return offered_baseline(name)
         raise InputError(
-            f"there is no baseline {name!r}; there are {', '.join(known_names())}, and with rows of earlier steps "
-            "<name>_window and <name>_window_<rows>"
+            f"there is no baseline {name!r}; there are {', '.join(known_names())}, with rows of earlier steps "
+            "<name>_window and <name>_window_<rows>, and module:name for one of your own"
         )
     if entry.forms == "batch":
         raise InputError(f"{entry.name} has no window: {name!r} means nothing; take {entry.name}")
@@ -296,6 +317,7 @@ __all__ = [
     "Entry",
     "board_baselines",
     "known_names",
+    "load_baseline",
     "named_baseline",
     "tfidf_temperature",
 ]

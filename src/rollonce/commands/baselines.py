@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollonce.baselines.catalogue import ALIASES, CATALOGUE
+from rollonce.baselines.own import offered_baselines
 from rollonce.commands.terminal import Flag, out, print_json
 from rollonce.reports.catalogue import catalogue_rows, print_catalogue
 
@@ -15,7 +16,9 @@ One name means the same baseline on the board, as an arm of a training run and
 in Python.
 
 <name> sees the batch alone; <name>_window sees the newest 512 rows of earlier
-steps as well, <name>_window_<rows> another number of them.
+steps as well, <name>_window_<rows> another number of them. Baselines that
+installed packages offer are listed too; your own code goes by module:name
+(docs/own_kernel.md).
 
 Examples:
   rollonce baselines
@@ -32,8 +35,9 @@ class Args:
 
 
 def run(args: Args) -> int:
+    offered = {name: entry.value for name, entry in offered_baselines().items()}
     if args.json:
-        print_json({"baselines": catalogue_rows(CATALOGUE), "aliases": ALIASES})
+        print_json({"baselines": catalogue_rows(CATALOGUE), "aliases": ALIASES, "offered": offered})
     else:
-        print_catalogue(out(), CATALOGUE, ALIASES)
+        print_catalogue(out(), CATALOGUE, ALIASES, offered)
     return 0

@@ -13,7 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, NamedTuple
 
-from rollonce.commands.saved import load_saved
+from rollonce.baselines import Baseline
+from rollonce.commands.saved import load_given
 from rollonce.commands.terminal import Bars
 from rollonce.errors import InputError
 from rollonce.reports.check import provenance_lines
@@ -32,7 +33,7 @@ class BoardSettings(NamedTuple):
 
     Attributes:
         batch_size, window, n_batches, resamples, seed, held_out: See `score_rollouts`.
-        saved: Baseline files to put on each.
+        saved: Baselines to put on each: files, names, or ``module:name``.
         only: Names of rows, or parts of their labels; all without any.
         exponent: Of the surprisal, see `score_rollouts`.
         quick: Few batches and resamples, and only what is fitted on prompts alone.
@@ -88,7 +89,7 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
     for table in tables:
         chosen_rows(table.tasks, settings.window, settings.only)
     for path in settings.saved:
-        load_saved(path)
+        load_given(path)
     jobs = min(jobs or _cores(), len(tables))
     watching = _Watching(bars)
     if jobs == 1:
@@ -114,8 +115,7 @@ class _Watching:
 
 def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str | Score, int, int], None]) -> Board:
     """The board of one table."""
-    saved = [load_saved(path) for path in settings.saved]
-    rows = chosen_rows(table.tasks, settings.window, settings.only, settings.quick)
+    rows, saved, given = _rows(table, settings)
     done = 0
 
     def begun(label: str, n: int, total: int) -> None:
@@ -126,7 +126,7 @@ def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str | 
     board = score_rollouts(
         table,
         baselines=rows,
-        fitted=saved,
+        fitted=list(saved.values()),
         batch_size=settings.batch_size,
         window=settings.window,
         n_batches=min(settings.n_batches, QUICK_BATCHES) if settings.quick else settings.n_batches,
@@ -138,12 +138,13 @@ def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str | 
         progress=begun,
         on_score=lambda score: tell(score, done + 1, len(rows) + len(saved)),
     )
+    board.settings["given"] = given
     if settings.quick:
         board.notes.append(
             f"A quick look: {QUICK_BATCHES} batches and {QUICK_RESAMPLES} resamples at most, without boosted trees and "
             "self-tuning. The board without --quick has them, and narrower intervals."
         )
-    for path, baseline in zip(settings.saved, saved, strict=True):
+    for path, baseline in saved.items():
         lines = provenance_lines(baseline.provenance)
         board.notes.append(
             f"{baseline.label} is {path}, scored as it was fitted. "
@@ -151,6 +152,15 @@ def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str | 
             + " If that was on these very tasks, its score flatters it."
         )
     return board
+
+
+def _rows(table: Rollouts, settings: BoardSettings) -> tuple[list[Baseline], dict[str, Baseline], list[str]]:
+    """What is fitted on the table, by its file what is scored as it was fitted, and the labels of what was given."""
+    given = {what: load_given(what) for what in settings.saved}
+    rows = chosen_rows(table.tasks, settings.window, settings.only, settings.quick)
+    rows += [baseline for baseline in given.values() if not baseline.keeps_fit]
+    saved = {what: baseline for what, baseline in given.items() if baseline.keeps_fit}
+    return list({row.label: row for row in rows}.values()), saved, [baseline.label for baseline in given.values()]
 
 
 def save_row(board: Board, table: Rollouts, settings: BoardSettings, row: str | None, path: str, command: str) -> str:
@@ -165,12 +175,11 @@ def save_row(board: Board, table: Rollouts, settings: BoardSettings, row: str | 
     Raises:
         InputError: see `fitted_row`; or if nothing could be ranked.
     """
-    saved = [load_saved(file) for file in settings.saved]
-    rows = [*chosen_rows(table.tasks, settings.window, settings.only, settings.quick), *saved]
+    rows, saved, _ = _rows(table, settings)
     best = next((s for s in board.scores if math.isfinite(s.ratio.value)), None)
     if row is None and best is None:
         raise InputError("no row could be ranked, so there is no best one to save", file=table.source)
-    baseline = fitted_row(table, row or best.label, rows, settings.seed)  # type: ignore[union-attr]
+    baseline = fitted_row(table, row or best.label, [*rows, *saved.values()], settings.seed)  # type: ignore[union-attr]
     score = next((s for s in [*board.scores, *board.apart] if s.label == baseline.label), None)
     baseline.save(path, row_provenance(board, table, score, command))
     return baseline.label

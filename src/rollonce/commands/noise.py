@@ -63,10 +63,10 @@ class Args:
     """Rows of earlier steps for the baselines that keep any; at most N - B are there."""
     batches: Annotated[int, arg(metavar="K")] = 4000
     """Common batches behind each value."""
-    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
-    """A saved baseline to measure as well, as it was fitted."""
+    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="BASELINE")] = ()
+    """Measure this one as well: a saved baseline, as it was fitted, or your own code as module:name."""
     arms: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME")] = ()
-    """Another baseline by the name that training configurations use, or critic_token (a value head)."""
+    """Another baseline by its name (`rollonce baselines`), or critic_token (a value head)."""
     config: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A training configuration (TOML): its optimizer and clipping, unless said otherwise here."""
     optimizer: Annotated[Literal["adam", "sgd", "normalised-sgd"], arg(metavar="NAME")] = "adam"
@@ -120,7 +120,7 @@ def run(args: Args) -> int:
     Raises:
         InputError: for anything wrong with options, policy, tasks or rewards.
     """
-    from rollonce.commands.saved import load_saved
+    from rollonce.commands.saved import load_given
     from rollonce.files import check_writable, plain_json, write_json_file
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
 
@@ -129,13 +129,14 @@ def run(args: Args) -> int:
     from rollonce.noise.session import measure_policy
     from rollonce.scoring.exponent import exponent_document
 
-    saved = [load_saved(path) for path in args.baseline]
+    given = [load_given(what) for what in args.baseline]
     settings = _settings(args)
     with Bars() as bars:
         tasks = _tasks(args)
+        given = [baseline.fit(tasks.as_tasks()) for baseline in given]
         policy = _policy(args, args.policy)
-        measured = measure_policy(policy, tasks, settings, baselines=saved, tell=bars.tell)
-        if saved:
+        measured = measure_policy(policy, tasks, settings, baselines=given, tell=bars.tell)
+        if any(baseline.keeps_fit for baseline in given):
             notes = [_seen(args), *measured.noise.notes]
             measured = measured._replace(noise=measured.noise._replace(notes=notes))
         lagged = lag = None
@@ -147,7 +148,7 @@ def run(args: Args) -> int:
                 policy,
                 tasks,
                 settings,
-                baselines=saved,
+                baselines=given,
                 sampler=sampler,
                 like=measured.gradients,
                 tell=lambda what, *rest: bars.tell(f"lagged: {what}", *rest),

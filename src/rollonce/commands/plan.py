@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.saved import load_saved
+from rollonce.commands.saved import load_given
 from rollonce.commands.terminal import out, print_json
 from rollonce.errors import InputError
 from rollonce.reports.decision import decide_on_plan, print_decision
@@ -49,8 +49,8 @@ class Args:
     """Mean reward, for 0/1 rewards."""
     b_eff_ratio: Annotated[float | None, _Optional] = None
     """B_eff of your baseline over that of the in-batch LOO mean (rollonce score or tune). Default 1."""
-    baseline: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """A saved baseline, scored on the rollouts."""
+    baseline: Annotated[str | None, arg(metavar="BASELINE", help_behavior_hint="")] = None
+    """A saved baseline, or your own code as module:name, scored on the rollouts."""
     rho: Annotated[float | None, _Optional] = None
     """How much tasks' gradients differ against one rollout's noise, as `rollonce noise` measures it. Default: 0, which
     favours groups most."""
@@ -130,10 +130,11 @@ def _from_rollouts(args: Args) -> Plan:
     sources = find_sources(args.files, args.reader, together=True)
     if len(sources) != 1:
         raise InputError(f"rollonce plan works on one set, and these are {len(sources)}")
+    rollouts = read(sources[0], args.reader)
     return plan_from_rollouts(
-        read(sources[0], args.reader),
+        rollouts,
         args.budget,
-        baseline=load_saved(args.baseline) if args.baseline else None,
+        baseline=load_given(args.baseline).fit(rollouts.tasks) if args.baseline else None,
         ratio=args.b_eff_ratio,
         rho=args.rho or 0.0,
     )

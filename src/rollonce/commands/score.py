@@ -32,8 +32,8 @@ Examples:
   rollonce score --all-datasets --report out.html
       The eight shipped sets, and one page with everything on it.
   rollonce score mine.csv --prompt-key question --reward-key correct --json
-  rollonce score gsm8k --baseline baseline.json
-      A baseline that `rollonce tune` saved, among the others.
+  rollonce score gsm8k --baseline baseline.json --baseline mykernel:MyKernel
+      A saved baseline, and a kernel of your own, among the others.
 """
 
 
@@ -57,8 +57,8 @@ class Args:
     """Of batches and resamples: same seed, same board."""
     held_out: Annotated[float, arg(metavar="SHARE")] = 0.0
     """Score only this share of the tasks, with features fitted on the others."""
-    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
-    """A saved baseline to put on the board as well, as it was fitted."""
+    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="BASELINE")] = ()
+    """Put this one on the board as well: a saved baseline, as it was fitted, or your own code as module:name."""
     exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """How squared gradient norms grow with the surprisal: what `rollonce noise --save` wrote, or a number. For rollouts
     with log-probabilities, whose training step is then predicted."""

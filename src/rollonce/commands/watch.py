@@ -58,8 +58,8 @@ class Args:
     """Rows of earlier steps for the baselines that keep any."""
     trees: Flag = False
     """Fit the boosted-trees critic as well (slow: a model each step)."""
-    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")] = ()
-    """A saved baseline to rank as well, as it was fitted."""
+    baseline: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="BASELINE")] = ()
+    """Rank this one as well: a saved baseline, as it was fitted, or your own code as module:name."""
     exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """How squared gradient norms grow with the surprisal (what `rollonce noise --save` wrote, or a number): predicts
     the progress of each baseline's step where the log has log-probabilities."""
@@ -166,7 +166,7 @@ def _baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
     fitted on them."""
     from rollonce.baselines import BoostedTrees
     from rollonce.baselines.catalogue import board_baselines
-    from rollonce.commands.saved import load_saved
+    from rollonce.commands.saved import load_given
 
     chosen = [
         b
@@ -181,7 +181,7 @@ def _baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
             fitted.append(baseline.fit(tasks))
         except InputError as error:
             left_out.append(f"Left out: {baseline.label}: {error.message}")
-    return [*fitted, *(load_saved(path).fit(tasks) for path in args.baseline)], left_out
+    return [*fitted, *(load_given(path).fit(tasks) for path in args.baseline)], left_out
 
 
 # Following a growing log

@@ -50,8 +50,11 @@ def catalogue_rows(entries: Sequence[Entry]) -> list[CatalogueRow]:
     ]
 
 
-def print_catalogue(console: Console, entries: Sequence[Entry], aliases: Mapping[str, str]) -> None:
-    """A name with its class on one line, formula and source under it."""
+def print_catalogue(
+    console: Console, entries: Sequence[Entry], aliases: Mapping[str, str], offered: Mapping[str, str]
+) -> None:
+    """A name with its class on one line, formula and source under it; then what installed packages offer, name ->
+    ``module:name``."""
     for row in catalogue_rows(entries):
         marks = [row.python]
         if row.windows == "yes":
@@ -62,6 +65,8 @@ def print_catalogue(console: Console, entries: Sequence[Entry], aliases: Mapping
         console.print(Padding(Text(f"b = {row.formula}"), (0, 0, 0, 4)))
         if row.source:
             console.print(Padding(Text(row.source, style="dim"), (0, 0, 0, 4)))
+    for name, place in offered.items():
+        console.print(Text.assemble((name, "bold"), (f"  {place}, from an installed package", "dim")))
     console.print()
     console.print(Text("r: rewards, w: weights, p: features known before the rollout, j: other rollouts.", style="dim"))
     others = ", ".join(f"{alias} = {name}" for alias, name in aliases.items())

@@ -34,7 +34,7 @@ GROUPS = (
 
 
 TOP_ROWS = 12
-"""Rows shown unless all are asked for; the LOO mean and the published example always are."""
+"""Rows shown unless all are asked for; some always are, see `top_rows`."""
 
 
 def print_board(console: Console, board: Board, show_all: bool = False) -> None:
@@ -48,7 +48,7 @@ def print_board(console: Console, board: Board, show_all: bool = False) -> None:
     console.print(Text(encodable(console, moments_sentence(board)), style="dim"))
     console.print()
     columns = known_columns([*board.scores, *board.apart])
-    shown = board.scores if show_all else top_rows(board.scores)
+    shown = board.scores if show_all else top_rows(board.scores, board.settings.get("given", ()))
     console.print(score_table(console, shown, columns, board.scores))
     hidden = len(board.scores) - len(shown)
     marks = []
@@ -81,10 +81,10 @@ def print_board(console: Console, board: Board, show_all: bool = False) -> None:
         console.print(Padding(text, (0 if i else 1, 0, 0, 0)))
 
 
-def top_rows(scores: Sequence[Score]) -> list[Score]:
-    """The first of a ranking, the LOO mean, and the published examples."""
-    loo = LeaveOneOut().label
-    return [s for i, s in enumerate(scores) if i < TOP_ROWS or s.label == loo or is_published(s.label)]
+def top_rows(scores: Sequence[Score], given: Sequence[str] = ()) -> list[Score]:
+    """The first of a ranking, the LOO mean, the published examples, and those that the user has given (labels)."""
+    wanted = {LeaveOneOut().label, *given}
+    return [s for i, s in enumerate(scores) if i < TOP_ROWS or s.label in wanted or is_published(s.label)]
 
 
 def score_table(

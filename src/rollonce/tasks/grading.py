@@ -3,7 +3,6 @@ business."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rollonce.errors import InputError, MissingExtraError
+from rollonce.importing import import_object
 
 _MARKER = re.compile(r"(?:####|(?:final\s+)?answer\s*(?:is\b\s*:?|:))[ \t]*", re.IGNORECASE)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
@@ -135,13 +135,11 @@ class ImportedGrader:
 
     def warm_up(self) -> None:
         """Import it, outside any time limit."""
-        module, _, name = self.path.partition(":")
-        getattr(importlib.import_module(module), name)
+        import_object(self.path)
 
     def __call__(self, response: str, reference: str) -> float:
         """The reward that the user's callable gives."""
-        module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)(response, reference)
+        return import_object(self.path)(response, reference)
 
 
 def grader_by_name(name: str) -> Callable[[str, str], float]:
@@ -153,15 +151,14 @@ def grader_by_name(name: str) -> Callable[[str, str], float]:
     """
     if name in GRADERS:
         return GRADERS[name]
-    module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute):
+    if ":" not in name:
         raise InputError(
             f"there is no grader {name!r}; give one of {', '.join(GRADERS)}, or module:callable for your own"
         )
     try:
-        grader = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # an import runs foreign code, so anything may come out of it
-        raise InputError(f"the grader {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        grader = import_object(name)
+    except InputError as error:
+        raise InputError(f"the grader {name!r}: {error.message}") from error
     if not callable(grader):
-        raise InputError(f"the module {module!r} has no callable {attribute!r} to grade with")
+        raise InputError(f"the grader {name!r} is a {type(grader).__name__}, nothing that can be called")
     return ImportedGrader(name)

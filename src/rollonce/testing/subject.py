@@ -4,8 +4,7 @@ must be."""
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from rollonce.baselines.base import Baseline, LinearSmoother, copy_without_history
 from rollonce.baselines.batch import Batch
+from rollonce.baselines.own import FunctionBaseline, baseline_of_object
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
 from rollonce.testing.callables import CallableBaseline
@@ -107,30 +107,10 @@ def prepare(baseline: Any, prompts: Any, columns: Any, seed: int) -> Subject:
 
 
 def _instance(baseline: Any) -> tuple[Baseline, bool]:
-    if isinstance(baseline, Baseline):
-        return baseline, False
-    if isinstance(baseline, type) and issubclass(baseline, Baseline):
-        return baseline(), True
-    if not callable(baseline):
-        raise InputError(f"a baseline, a class of baselines or a function is needed, not {type(baseline).__name__}")
-    if _takes_nothing(baseline):
-        made = baseline()
-        if not isinstance(made, Baseline):
-            raise InputError(
-                f"{baseline!r} takes no arguments, so it should make a baseline; it gave {type(made).__name__}"
-            )
-        return made, True
-    return CallableBaseline(baseline), False
-
-
-def _takes_nothing(fn: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) and not any(
-        p.name in ("batch", "prompts", "rewards") for p in parameters
-    )
+    if isinstance(baseline, FunctionBaseline):
+        baseline = baseline.function
+    made = baseline_of_object(baseline, of_function=CallableBaseline)
+    return made, not (made is baseline or isinstance(made, CallableBaseline))
 
 
 def _unfitted(baseline: Baseline, samples: Samples) -> bool:

@@ -259,8 +259,9 @@ class ArmConfig(Section):
     """One way of getting advantages, all else equal.
 
     Attributes:
-        baseline: A name (`rollonce.baselines.catalogue`), a ``baseline.json`` that ``rollonce tune`` wrote, or a table
-            with the configuration of a baseline (``{type = "kriging", window = 128}``). None with a token-level critic.
+        baseline: A name (`rollonce.baselines.catalogue`), ``module:name``, a ``baseline.json`` that ``rollonce tune``
+            wrote, or a table with the configuration of a baseline (``{type = "kriging", window = 128}``). None with a
+            token-level critic.
         group_size: Rollouts of each task; ``rollouts`` must be a multiple.
         critic: A table: a token-level critic in place of a baseline.
         oracle: A table, for ``baseline = "oracle"``.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, LinearSmoother, copy_without_history
-from rollonce.baselines.catalogue import named_baseline
+from rollonce.baselines import Baseline, Batch, LinearSmoother, copy_without_history, load_baseline
 from rollonce.component import from_config
 from rollonce.errors import InputError
 from rollonce.policies.samples import Samples
@@ -59,13 +57,11 @@ def make_baseline(arm: ArmConfig, train_tasks: Tasks) -> Baseline:
             repeats.
     """
     wanted: Any = arm.baseline
-    if isinstance(wanted, str) and (wanted.endswith(".json") or "/" in wanted):
-        baseline = copy_without_history(Baseline.load(Path(wanted)))
-    else:
-        made = named_baseline(wanted) if isinstance(wanted, str) else from_config(wanted)
-        if not isinstance(made, Baseline):
-            raise InputError(f"{wanted!r} is no baseline but a part of one")
-        baseline = made.fit(train_tasks)
+    made = load_baseline(wanted) if isinstance(wanted, str) else from_config(wanted)
+    if not isinstance(made, Baseline):
+        raise InputError(f"{wanted!r} is no baseline but a part of one")
+    from_file = made.provenance is not None
+    baseline = copy_without_history(made) if from_file else made.fit(train_tasks)
     if baseline.tags.needs_groups and arm.group_size < 2:
         raise InputError(
             f"baseline {baseline.type!r} needs several rollouts of each task: give the arm group_size = 8, say"
