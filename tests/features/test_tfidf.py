@@ -8,6 +8,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from rollonce.errors import InputError
 from rollonce.features import SparseRows, Tfidf
+from rollonce.features.ngram_table import NgramTable
+from rollonce.rollouts import Tasks
+from rollonce.testing.samples import ODD_PROMPTS
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps.",
@@ -137,7 +140,6 @@ def test_unfitted_and_bad_settings_say_what_to_do():
 
 
 def test_refitting_forgets_cached_matrices():
-    from rollonce.rollouts import Tasks
 
     tasks = Tasks(["red blue", "green"])
     f = Tfidf().fit(["red"])
@@ -161,3 +163,29 @@ def test_sparse_rows_multiply_as_dense_ones(stretch):
     assert x[np.zeros(0, np.int64)].dot_transposed(x).shape == (0, 100)
     assert np.array_equal(x[rows].to_dense()[:, ::stretch], dense[rows])
     assert np.array_equal(SparseRows.stack([x[rows], x]).to_dense()[:, ::stretch], np.vstack([dense[rows], dense]))
+
+
+@pytest.mark.parametrize("options", [{"ngrams": (2, 5)}, {"ngrams": (1, 3), "skeleton": True, "max_features": 40}])
+def test_character_ngrams_found_at_once_are_those_found_one_by_one(options):
+    prompts = [f"add {a} and {a * a} naïve Σίσυφος" for a in range(30)] + ODD_PROMPTS
+    feature = Tfidf(analyzer="char", **options).fit(prompts[::2])
+    at_once = feature.compute(Tasks(prompts))
+    assert feature._table is not None
+    assert feature._table[1] is not None
+    feature._table = (feature.vocabulary_, None)
+    one_by_one = feature.compute(Tasks(prompts))
+    for part in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(at_once, part), getattr(one_by_one, part))
+
+
+def test_ngrams_too_long_for_a_number_are_found_all_the_same():
+    feature = Tfidf(analyzer="char", ngrams=(2, 30)).fit(["the quick brown fox jumps over the lazy dog"])
+    row = feature.compute(Tasks(["the quick brown fox jumps over the lazy dog"]))
+    assert len(row.data) == len(feature.vocabulary_)
+    assert NgramTable.of(feature.vocabulary_) is None
+    # longer n-grams than any term, whose keys would run over
+    few = Tfidf(analyzer="char", ngrams=(1, 60), max_features=3).fit(["aaab aaab aab"])
+    assert list(few.vocabulary_) == ["a", "aa", "aab"]
+    np.testing.assert_array_equal(
+        few.compute(Tasks(["aab a", "ba"])).to_dense() > 0, [[True, True, True], [True, False, False]]
+    )

@@ -100,14 +100,14 @@ class SparseRows:
             return np.concatenate([part._dot_in_any_order(other) for part in parts])
         size_left, size_right = (np.bincount(r.indices, minlength=self.n_columns) for r in (self, other))
         pairs = size_left * size_right
-        common = pairs > n * m / 128
-        place = np.cumsum(common) - 1
+        common = pairs > n * m / 256
+        width = int(common.sum())
+        place = np.where(common, np.cumsum(common) - 1, width)
         dense = []
         for rows in (self, other):
-            at = common[rows.indices]
-            matrix = np.zeros((len(rows), int(common.sum())))
-            matrix[np.repeat(np.arange(len(rows)), np.diff(rows.indptr))[at], place[rows.indices[at]]] = rows.data[at]
-            dense.append(matrix)
+            flat = np.zeros(len(rows) * (width + 1))  # the rest goes to a last column, which is left out
+            flat[np.repeat(np.arange(len(rows)) * (width + 1), np.diff(rows.indptr)) + place[rows.indices]] = rows.data
+            dense.append(flat.reshape(len(rows), width + 1)[:, :width])
         out = dense[0] @ dense[1].T
         rare = (pairs > 0) & ~common
         left, right = np.flatnonzero(rare[self.indices]), np.flatnonzero(rare[other.indices])

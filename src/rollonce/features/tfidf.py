@@ -19,8 +19,9 @@ import numpy as np
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
+from rollonce.features.ngram_table import NgramTable
 from rollonce.features.sparse import SparseRows
-from rollonce.rollouts import FloatArray, Tasks
+from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 _WORD = re.compile(r"(?u)\b\w\w+\b")
 _SPACES = re.compile(r"\s\s+")
@@ -52,6 +53,7 @@ class Tfidf(Feature):
     skeleton: bool = False
     vocabulary_: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     idf_: FloatArray = field(default_factory=lambda: np.zeros(0), init=False, repr=False)
+    _table: tuple[dict[str, int], NgramTable | None] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.analyzer not in ("word", "char", "char_wb"):
@@ -72,16 +74,13 @@ class Tfidf(Feature):
 
     def terms(self, prompt: str) -> Iterable[str]:
         """The terms of one prompt in order, as scikit-learn's analyzers give them."""
-        text = prompt.lower()
-        if self.skeleton:
-            text = _NUMBER.sub("0", text)
+        text = self._as_read(prompt)
         low, high = self.ngrams
         if self.analyzer == "word":
             words = _WORD.findall(text) if not self.skeleton else re.findall(r"(?u)\b\w+\b|[^\w\s]", text)
             if high == 1:
                 return words
             return [" ".join(words[i : i + n]) for n in range(low, high + 1) for i in range(len(words) - n + 1)]
-        text = _SPACES.sub(" ", text)
         if self.analyzer == "char":
             return [text[i : i + n] for n in range(low, min(high, len(text)) + 1) for i in range(len(text) - n + 1)]
         grams: list[str] = []
@@ -93,6 +92,12 @@ class Tfidf(Feature):
                 if n >= len(padded):  # a short word counts once, as in scikit-learn
                     break
         return grams
+
+    def _as_read(self, prompt: str) -> str:
+        text = prompt.lower()
+        if self.skeleton:
+            text = _NUMBER.sub("0", text)
+        return text if self.analyzer == "word" else _SPACES.sub(" ", text)
 
     def fit(self, tasks: Sequence[str] | Tasks) -> Self:
         """Learn vocabulary and inverse document frequencies from prompts.
@@ -131,23 +136,30 @@ class Tfidf(Feature):
             raise InputError(
                 "this tfidf feature was not fitted; call fit(prompts) on the baseline (or load a saved one) first"
             )
-        vocabulary, idf = self.vocabulary_, self.idf_
+        idf = self.idf_
         parts = [SparseRows(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0), len(idf))]
         for start in range(0, len(tasks), _CHUNK):
-            columns_of = [
-                np.fromiter(map(vocabulary.get, self.terms(p), repeat(-1)), np.int64)
-                for p in tasks.prompts[start : start + _CHUNK]
-            ]
-            rows = np.repeat(np.arange(len(columns_of)), [len(f) for f in columns_of])
-            columns = np.concatenate(columns_of)
-            known = columns >= 0
-            places, counts = np.unique(rows[known] * len(idf) + columns[known], return_counts=True)
+            prompts = tasks.prompts[start : start + _CHUNK]
+            rows, columns = self._known_terms(prompts)
+            places, counts = _count(rows * len(idf) + columns, len(prompts) * len(idf))
             rows, columns = np.divmod(places, len(idf))
             value = (1 + np.log(counts) if self.sublinear else counts) * idf[columns]
-            value /= np.sqrt(np.bincount(rows, value**2, minlength=len(columns_of)))[rows]
-            indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(columns_of)))])
+            value /= np.sqrt(np.bincount(rows, value**2, minlength=len(prompts)))[rows]
+            indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(prompts)))])
             parts.append(SparseRows(indptr, columns.astype(np.int32), value, len(idf)))
         return SparseRows.stack(parts)
+
+    def _known_terms(self, prompts: Sequence[str]) -> tuple[IntArray, IntArray]:
+        """Prompt and column of every term that the vocabulary has, repeats included."""
+        if self.analyzer == "char":
+            if self._table is None or self._table[0] is not self.vocabulary_:
+                self._table = self.vocabulary_, NgramTable.of(self.vocabulary_)
+            if self._table[1] is not None:
+                return self._table[1].find([self._as_read(p) for p in prompts], self.ngrams[0], self.ngrams[1])
+        columns_of = [np.fromiter(map(self.vocabulary_.get, self.terms(p), repeat(-1)), np.int64) for p in prompts]
+        rows = np.repeat(np.arange(len(prompts)), [len(f) for f in columns_of])
+        columns = np.concatenate(columns_of)
+        return rows[columns >= 0], columns[columns >= 0]
 
     def own_state(self) -> dict[str, Any]:
         """Vocabulary in column order, and the IDF."""
@@ -158,3 +170,12 @@ class Tfidf(Feature):
         if idf.shape != (len(terms),) or not np.isfinite(idf).all():
             raise InputError(f"a tfidf state of {len(terms)} terms needs as many finite inverse document frequencies")
         self.vocabulary_, self.idf_ = {t: i for i, t in enumerate(terms)}, idf
+
+
+def _count(places: IntArray, n: int) -> tuple[IntArray, IntArray]:
+    """The numbers below n that occur, ascending, and how often each."""
+    if n > 50 * len(places):
+        return np.unique(places, return_counts=True)
+    counts = np.bincount(places, minlength=n)
+    occur = np.flatnonzero(counts)
+    return occur, counts[occur]
