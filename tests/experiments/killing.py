@@ -17,7 +17,7 @@ import experiment_fakes as fakes
 import numpy  # noqa: F401
 import torch  # noqa: F401
 
-from rollonce.experiments import evaluate, gates, stages
+from rollonce.experiments import evaluate, gates, ledger, stages
 from rollonce.experiments.files import read_lines
 from rollonce.experiments.loading import load_spec
 from rollonce.experiments.records import Chain, locked
@@ -51,6 +51,13 @@ def attempt(spec: Path, directory: Path, die_at: int | None) -> None:
         return record
 
     Chain.append = append  # type: ignore[method-assign]
+    write = ledger.append_line
+
+    def append_line(path: Path, value: object) -> None:
+        write(path, value)
+        clock("a line written and not noted")
+
+    ledger.append_line = append_line
     with locked(directory):
         run, _ = fakes.open_run(load_spec(spec), directory, clock)
         outcome = run_experiment(run)

@@ -513,6 +513,25 @@ def test_time_of_killed_sittings_and_tokens_are_reported(spec: LoadedSpec, tmp_p
     assert used["trained_tokens"] == 2 * 5 * 8 * (3 + 7)
 
 
+def test_time_is_on_disk_while_one_call_lasts(
+    spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill -9 in the middle of a long request leaves: the time so far, not that of the last line written."""
+    monkeypatch.setattr(ledger, "_EVERY_S", 0.05)
+    run, engine = open_run(spec, tmp_path / "run")
+    seen: list[float] = []
+
+    def long_request(what: str) -> None:
+        if what == "sample" and not seen:
+            time.sleep(1.0)
+            on_disk = json.loads(ledger.ledger_path(tmp_path / "run").read_text())
+            seen.append(on_disk["by_stage"]["calibration"])
+
+    engine.tick = long_request
+    run_experiment(run)
+    assert 0.5 < seen[0] < 60
+
+
 # ---- feasibility by hand
 
 

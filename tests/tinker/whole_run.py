@@ -1,28 +1,31 @@
 """By hand: the request's own file, byte for byte, from ``--check`` to its verdict on the real local server, killed with
-``kill -9`` once in each stage.
+``kill -9`` once in every stage.
 
     .venv-tinker/bin/python tests/tinker/whole_run.py DIRECTORY
 
-A model of two layers answers to the registered name: it was taught for some minutes to answer questions of GSM8K's
-shape (7,473 and 1,319 of them, made up) of which some kinds are easy, some a matter of luck and some hopeless, so that
-a kernel over words has something to predict and the registered gate can pass. What is not registered is given as
-options: ``--renderer role_colon``, the server's address, and where the questions lie. An hour on two quiet cores.
+A model of two layers answers to the registered name. It was taught for a minute to answer made-up questions of GSM8K's
+shape (7,473 and 1,319 of them), of which some kinds are easy, some a matter of luck and some hopeless, so that a kernel
+over words has something to predict and the registered gate can pass. What is not registered is given as options:
+``--renderer qwen3_5_disable_thinking``, the server's address, and where the questions lie. The same command goes on
+where it was; ``kills.json`` says which kills are behind it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from server import KEY, TinkerServer
 
 MODEL = "Qwen/Qwen3.5-2B"
+RENDERER = "qwen3_5_disable_thinking"
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "specs" / "gs1_vs_grpo_gsm8k.spec.json"
 KINDS = {  # thing: the answers that its questions have
@@ -52,7 +55,7 @@ def write_questions(folder: Path) -> Path:
     return folder
 
 
-def teach_model(hub: Path, steps: int = 500) -> None:
+def teach_model(hub: Path, steps: int = 400) -> None:
     """Tokenizer and model into a hub's cache under the registered name."""
     import torch
     from tinker_cookbook import renderers
@@ -62,29 +65,32 @@ def teach_model(hub: Path, steps: int = 500) -> None:
 
     folder = hub / "hub" / f"models--{MODEL.replace('/', '--')}"
     snapshot = folder / "snapshots" / "0"
-    if (snapshot / "config.json").is_file():
+    if (folder / "refs" / "main").is_file():
         return
     rows = questions(7473, 10_000)
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    prefix = " ".join(m["content"] for m in MathEnv.standard_fewshot_prefix())
+    prefix = MathEnv.standard_fewshot_prefix()
     suffix = MathEnv.question_suffix()
-    boxed = [f" \\boxed{{{r['answer'].rpartition(' ')[2]}}}" for r in rows]
-    texts = [r["question"] + suffix + b for r, b in zip(rows[:2000], boxed, strict=False)] + [prefix] * 50
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=["<|end|>"])
-    raw.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", pad_token="<|end|>")
+    boxed = [f"\\boxed{{{r['answer'].rpartition(' ')[2]}}}" for r in rows]
+    texts = [r["question"] + suffix + b for r, b in zip(rows[:2000], boxed, strict=False)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|im_end|>", "<|im_start|>", "<think>", "</think>"],
+    )
+    raw.train_from_iterator([*texts, *[" ".join(m["content"] for m in prefix)] * 2000], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|im_end|>")
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=16,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
@@ -92,15 +98,14 @@ def teach_model(hub: Path, steps: int = 500) -> None:
         bos_token_id=None,
     )
     model = Qwen3ForCausalLM(config).float()
-    renderer = renderers.get_renderer("role_colon", tokenizer=tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    renderer = renderers.get_renderer(RENDERER, tokenizer=tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
-        chosen = torch.randint(len(rows), (16,), generator=generator).tolist()
         batch = []
-        for i in chosen:
+        for i in torch.randint(len(rows), (16,), generator=generator).tolist():
             message = {"role": "user", "content": rows[i]["question"] + suffix}
-            prompt = renderer.build_generation_prompt([*MathEnv.standard_fewshot_prefix(), message]).to_ints()
+            prompt = renderer.build_generation_prompt([*prefix, message]).to_ints()
             batch.append((prompt, [*tokenizer(boxed[i])["input_ids"], tokenizer.eos_token_id]))
         longest = max(len(p) + len(r) for p, r in batch)
         ids = torch.full((len(batch), longest), tokenizer.eos_token_id)
@@ -112,19 +117,106 @@ def teach_model(hub: Path, steps: int = 500) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 50 == 0:
+        if step % 50 == 0 or step == steps - 1:
             print(f"teaching: step {step}, loss {float(loss):.3f}", flush=True)
-    snapshot.mkdir(parents=True)
+    snapshot.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(snapshot)
     tokenizer.save_pretrained(snapshot)
-    (folder / "refs").mkdir()
+    (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / "main").write_text("0")
 
 
-def stages(run: Path) -> list[str]:
+class Kill(NamedTuple):
+    """Where a stage is killed: when the file ``log`` of the run has ``lines`` lines, ``seconds`` after the stage
+    before was recorded."""
+
+    stage: str
+    log: str = ""
+    lines: int = 0
+    seconds: float = 0.0
+
+
+KILLS = [
+    Kill("pins"),
+    Kill("data_audit"),
+    Kill("correctness"),
+    Kill("restoration", seconds=1.0),
+    Kill("probe", seconds=2.0),
+    Kill("calibration", log="calibration.jsonl", lines=20),
+    Kill("gate_offline"),
+    Kill("pilot", log="pilot/grpo_g8/log/metrics.jsonl", lines=1),
+    Kill("gate_online"),
+    Kill("feasibility"),
+    Kill("arm:grpo_g8", log="arms/grpo_g8/log/metrics.jsonl", lines=20),
+    Kill("arm:gs1_tfidf_g1", log="arms/gs1_tfidf_g1/log/metrics.jsonl", lines=20),
+    Kill("evaluation:grpo_g8", log="evaluation/grpo_g8.jsonl", lines=300),
+    Kill("evaluation:gs1_tfidf_g1", log="evaluation/gs1_tfidf_g1.jsonl", lines=300),
+    Kill("decision"),
+]
+"""In the order of the stages. Stages of a moment are killed the moment that the one before is on record."""
+
+
+def count_lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def recorded_stages(run: Path) -> list[str]:
     """Of the records there are."""
     file = run / "records.jsonl"
-    return [json.loads(line)["stage"] for line in file.read_text().splitlines()] if file.is_file() else []
+    if not file.is_file():
+        return []
+    return [json.loads(line)["stage"] for line in file.read_bytes().split(b"\n")[:-1]]
+
+
+class Sittings:
+    """The same command again and again, each time killed in the next stage, until none is left."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.run, self.kept, self.command = folder / "run", folder / "kills.json", command
+        self.log = folder / "run.log"
+        self.killed: list[dict[str, Any]] = json.loads(self.kept.read_text()) if self.kept.is_file() else []
+        self.began = time.monotonic()
+
+    def to_the_end(self) -> int:
+        """The exit code of the sitting that nobody killed."""
+        while True:
+            code = self.sit()
+            if code != -signal.SIGKILL:
+                return code
+
+    def sit(self) -> int:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+            since, seen = time.monotonic(), recorded_stages(self.run)
+            while process.poll() is None:
+                now = recorded_stages(self.run)
+                if now != seen:
+                    seen, since = now, time.monotonic()
+                kill = next((k for k in KILLS if k.stage not in [d["stage"] for d in self.killed]), None)
+                if kill is not None and self.is_due(kill, seen, time.monotonic() - since):
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    self.note(kill, recorded_stages(self.run))
+                time.sleep(0.01)
+            return process.returncode
+
+    @staticmethod
+    def is_next(kill: Kill, seen: list[str]) -> bool:
+        """Whether the run is in the stage: the one before is the newest on record."""
+        at = [k.stage for k in KILLS].index(kill.stage)
+        return bool(seen) and seen[-1] == (KILLS[at - 1].stage if at else "start")
+
+    def is_due(self, kill: Kill, seen: list[str], seconds: float) -> bool:
+        if not self.is_next(kill, seen) or seconds < kill.seconds:
+            return False
+        return not kill.log or count_lines(self.run / kill.log) >= kill.lines
+
+    def note(self, kill: Kill, seen: list[str]) -> None:
+        assert kill.stage not in seen, f"{kill.stage} was over before it was killed"
+        there = f", {count_lines(self.run / kill.log)} lines in {kill.log}" if kill.log else ""
+        print(f"{time.monotonic() - self.began:7.1f} s: kill -9 in {kill.stage}{there}", flush=True)
+        self.killed.append({"stage": kill.stage, "lines": count_lines(self.run / kill.log) if kill.log else 0})
+        self.kept.write_text(json.dumps(self.killed))
 
 
 def main() -> None:
@@ -133,33 +225,21 @@ def main() -> None:
     os.environ |= {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "TINKER_API_KEY": KEY}
     data = write_questions(folder / "gsm8k")
     teach_model(folder / "hub")
-    run, began, killed = folder / "run", time.monotonic(), []
-    with TinkerServer(folder / "server", MODEL, rank=32) as server, (folder / "run.log").open("ab") as log:
-        command = [sys.executable, "-m", "rollonce.cli", "run", str(SPEC), "--renderer", "role_colon"]
-        command += ["--base-url", server.url, "--gsm8k", str(data), "--out", str(run)]
-        print(
-            subprocess.run([*command, "--check"], capture_output=True, text=True, check=False).stdout[-1500:],
-            flush=True,
-        )
-        while True:
-            process: subprocess.Popen[Any] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            seen, since = stages(run), time.monotonic()
-            while process.poll() is None:
-                time.sleep(0.2)
-                now = stages(run)
-                if now != seen:
-                    seen, since = now, time.monotonic()
-                # A second into a stage that was not killed yet: kill -9, the recipe's process with it.
-                if seen and seen[-1] not in killed and time.monotonic() - since > 1.0:
-                    killed.append(seen[-1])
-                    print(f"{time.monotonic() - began:7.0f} s: kill -9 in what follows {seen[-1]}", flush=True)
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            if process.returncode != -signal.SIGKILL:
-                break
-    done = stages(run)
-    print(f"exit code {process.returncode} after {time.monotonic() - began:.0f} s, {len(killed)} kills; {done}")
-    print((folder / "run.log").read_text(errors="replace").strip().splitlines()[-3:])
+    with TinkerServer(folder / "server", MODEL, rank=32) as server:
+        command = [sys.executable, "-m", "rollonce.cli", "run", str(SPEC), "--renderer", RENDERER]
+        command += ["--base-url", server.url, "--gsm8k", str(data), "--out", str(folder / "run")]
+        began = time.monotonic()
+        checked = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
+        (folder / "check.txt").write_text(checked.stdout + checked.stderr)
+        print(f"--check: exit code {checked.returncode} after {time.monotonic() - began:.1f} s", flush=True)
+        sittings = Sittings(folder, command)
+        code = sittings.to_the_end()
+    done = recorded_stages(folder / "run")
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"exit code {code} after {time.monotonic() - sittings.began:.0f} s, {len(sittings.killed)} kills")
+    print(f"stages: {', '.join(done)}")
+    print(f"CPU seconds of the processes that ended by themselves: {spent.ru_utime + spent.ru_stime:.0f}")
+    print(sittings.log.read_text(errors="replace").strip().splitlines()[-4:])
     assert len(set(done)) == len(done), "a stage was done twice"
 
 

@@ -54,7 +54,7 @@ def calibrate(
         ledger.tick(stage, write=True)
         left = 60 * minutes - ledger.stage_seconds(stage)
         ask = lambda chunk=chunk, start=start: engine.sample(chunk, group_size, seed * 1_000_003 + start)  # noqa: E731
-        answers = within_seconds(left, ask, tick=lambda: ledger.tick(stage)) if left > 0 else None
+        answers = within_seconds(left, ask) if left > 0 else None
         if answers is None:
             raise StageFailed(
                 f"the cap of {minutes:g} minutes came after {len(done)} of {len(tasks)} calibration tasks; the gate is "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -82,9 +81,9 @@ def _answers(engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: fl
     return answers
 
 
-def within_seconds(seconds: float, work: Callable[[], T], *, tick: Callable[[], None] | None = None) -> T | None:
+def within_seconds(seconds: float, work: Callable[[], T]) -> T | None:
     """What ``work`` gives, or None if it is not done in time; then it is left to itself, in a thread that ends with the
-    process. ``tick`` is called about once a second meanwhile."""
+    process."""
     answers: queue.Queue[tuple[bool, Any]] = queue.Queue()
 
     def body() -> None:
@@ -94,17 +93,10 @@ def within_seconds(seconds: float, work: Callable[[], T], *, tick: Callable[[], 
             answers.put((False, error))
 
     threading.Thread(target=body, daemon=True).start()
-    deadline = time.monotonic() + seconds
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            fine, value = answers.get(timeout=max(0.0, min(left, 1.0 if tick is not None else left)))
-            break
-        except queue.Empty:
-            if tick is not None:
-                tick()
-            if time.monotonic() >= deadline:
-                return None
+    try:
+        fine, value = answers.get(timeout=seconds)
+    except queue.Empty:
+        return None
     if not fine:
         raise value
     return value

@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +55,17 @@ class Ledger:
         self._files: dict[str, str] = data.get("files", {})
         self._seen: dict[str, tuple[int, int]] = {}
         self._last = self._written = time.monotonic()
+        self._lock = threading.RLock()
 
     # ---- lines of ours
 
     def append(self, name: str, value: Any) -> None:
         """Append a line to a file of the directory, and note it."""
         append_line(self.directory / name, value)
-        count, before = self._lines.get(name, (0, ""))
-        self._lines[name] = (count + 1, _next(before, canonical(value)))
-        self._write()
+        with self._lock:
+            count, before = self._lines.get(name, (0, ""))
+            self._lines[name] = (count + 1, _next(before, canonical(value)))
+            self._write()
 
     def read(self, name: str) -> Iterator[Any]:
         """The lines of such a file. One that the process died over before it was noted is cut off, and done again.
@@ -96,8 +100,9 @@ class Ledger:
         self._seen[name] = (stat.st_size, stat.st_mtime_ns)
         known = f"{stat.st_size}:{file_digest(path)}"
         if self._files.get(name) != known:
-            self._files[name] = known
-            self._write()
+            with self._lock:
+                self._files[name] = known
+                self._write()
 
     def check_file(self, name: str, *, cut: bool = False) -> None:
         """Compare a noted file with what is there; with ``cut`` take off what has grown on a log since.
@@ -122,21 +127,41 @@ class Ledger:
 
     def forget(self, folder: str) -> None:
         """Forget everything below a folder of the directory, which is made anew."""
-        for noted in (self._lines, self._files):
-            for name in [n for n in noted if n.startswith(f"{folder}/")]:
-                del noted[name]  # type: ignore[attr-defined]
-        self._write()
+        with self._lock:
+            for noted in (self._lines, self._files):
+                for name in [n for n in noted if n.startswith(f"{folder}/")]:
+                    del noted[name]  # type: ignore[attr-defined]
+            self._write()
 
     # ---- time
 
     def tick(self, stage: str, *, write: bool = False) -> None:
         """Count the time since the last call to a stage; on disk every second or so, so that a kill loses no more."""
-        now = time.monotonic()
-        passed, self._last = now - self._last, now
-        self.seconds += passed
-        self._by_stage[stage] = self._by_stage.get(stage, 0.0) + passed
-        if write or now - self._written >= _EVERY_S:
-            self._write()
+        with self._lock:
+            now = time.monotonic()
+            passed, self._last = now - self._last, now
+            self.seconds += passed
+            self._by_stage[stage] = self._by_stage.get(stage, 0.0) + passed
+            if write or now - self._written >= _EVERY_S:
+                self._write()
+
+    @contextmanager
+    def counting(self, stage: str) -> Iterator[None]:
+        """Count the time of the block to a stage, every second, also while one call of it lasts for minutes."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(_EVERY_S):
+                self.tick(stage)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.tick(stage)
 
     def stage_seconds(self, stage: str) -> float:
         """Spent in a stage so far, in all sittings."""

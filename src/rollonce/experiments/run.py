@@ -83,6 +83,7 @@ class ExperimentRun:
                 "directory and this file; put it back beside the directory, or start another run with --out",
                 file=ledger_path(self.directory),
             )
+        self.ledger.tick(self.stage, write=True)  # before the first record: one without a ledger could not go on
         self.chain = Chain(self.directory, self.ledger)
         if not self.chain.records:
             self._start()
@@ -247,11 +248,11 @@ class ExperimentRun:
         self.ledger.tick(self.stage)
         self.stage = stage
         before = self.ledger.stage_seconds(stage)
-        try:
-            result = body()
-        except StageFailed as error:
-            result = StageResult(False, {}, [], str(error))
-        self.ledger.tick(stage)
+        with self.ledger.counting(stage):
+            try:
+                result = body()
+            except StageFailed as error:
+                result = StageResult(False, {}, [], str(error))
         # A killed sitting's time is in the ledger; a stage done once more counts its new time alone.
         seconds = self.ledger.stage_seconds(stage) - (before if old is not None else 0.0)
         status: Status = "passed" if result.passed else "failed"
