@@ -101,6 +101,7 @@ class FakeEngine:
         self.skill = {"grpo_g8": 0.5, "gs1_tfidf_g1": 0.5}
         self.drift: dict[str, float] = {}
         self.late_drift: dict[str, float] = {}
+        self.compares_its_start = True
         self.optimizer_change: dict[str, Any] = {}
         self.probe_change: dict[str, Any] = {}
         self.adapter_change: dict[str, Any] = {}
@@ -122,7 +123,7 @@ class FakeEngine:
     def reward(self, task: Task, *seed: object) -> float:
         return float(chance(task.id, *seed) < (self.easy if task.prompt.startswith("red") else self.hard))
 
-    def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+    def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         self.tick("sample")
         return [[Answer(self.reward(t, seed, k), False, 3) for k in range(group_size)] for t in tasks]
 
@@ -135,14 +136,14 @@ class FakeEngine:
     def _adam(self, arm: ArmSpec) -> dict[str, Any]:
         return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": arm.lr} | self.optimizer_change
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+    def fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
         return FreshClient(self._start(arm, prompts), {"lora_rank": None, "seed": arm.seed} | self.adapter_change)
 
-    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+    def probe_arm(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
         self.tick(f"probe {arm.name} {len(tasks)}")
         return Probe(len(tasks), 3 * len(tasks), 0.1, 0.0, self._adam(arm) | self.probe_change, 0.01)
 
-    def train(
+    def train_arm(
         self,
         arm: ArmSpec,
         steps: int,
@@ -188,12 +189,13 @@ class FakeEngine:
         optimizer = {k: [v] for k, v in self._adam(arm).items()}
         rows = [StepLog(**row) for row in ledger.read(log)]
         weights = str(directory / "weights")
-        return TrainedArm(rows, weights, f"fake {arm.name}", [], optimizer, 0.0, [weights])
+        compared = 0.0 if self.compares_its_start and start is not None else None
+        return TrainedArm(rows, weights, f"fake {arm.name}", [], optimizer, compared, [weights])
 
-    def discard(self, directory: Path) -> None:
+    def discard_weights(self, directory: Path) -> None:
         (directory / "weights").unlink(missing_ok=True)
 
-    def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
+    def answer_greedily(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
         self.tick("answer")
         if any(t.id in self.slow_items for t in tasks):
             import time

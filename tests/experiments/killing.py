@@ -17,15 +17,15 @@ import experiment_fakes as fakes
 import numpy  # noqa: F401
 import torch  # noqa: F401
 
-from rollonce.experiments import evaluate, gates, ledger, stages
+from rollonce.experiments import evaluate, gates, ledger
 from rollonce.experiments.files import read_lines
 from rollonce.experiments.loading import load_spec
-from rollonce.experiments.records import Chain, locked
-from rollonce.experiments.stages import run_experiment
+from rollonce.experiments.records import Chain, locked_directory
+from rollonce.experiments.stages import before_spending, run_experiment
 
 gates.N_BATCHES, gates.RESAMPLES, evaluate.ROWS = 50, 0, 6
 # Kills are about the records, not about what the preflight computes, which test_experiment_preflight.py looks at.
-stages.run_preflight = lambda *a: {"passed": True, "paths": [], "forced": []}
+before_spending.run_preflight = lambda *a: {"passed": True, "paths": [], "forced": []}
 
 
 class Clock:
@@ -58,7 +58,7 @@ def attempt(spec: Path, directory: Path, die_at: int | None) -> None:
         clock("a line written and not noted")
 
     ledger.append_line = append_line
-    with locked(directory):
+    with locked_directory(directory):
         run, _ = fakes.open_run(load_spec(spec), directory, clock)
         outcome = run_experiment(run)
     (directory / "end.json").write_text(json.dumps([outcome.code, outcome.sentence, clock.count]))

@@ -11,8 +11,9 @@ import pytest
 from experiment_fakes import SEED_SPEC, FakeEngine, small_spec
 
 from rollonce.cli import main
-from rollonce.experiments import engines, gates, stages
-from rollonce.experiments.records import locked
+from rollonce.experiments import engines, gates
+from rollonce.experiments.records import locked_directory
+from rollonce.experiments.stages import before_spending
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,7 @@ def test_exit_codes_are_0_for_a_verdict_1_for_a_gate_2_for_bad_input(
 
 
 def test_two_runs_on_one_directory_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with locked(tmp_path / "run"):
+    with locked_directory(tmp_path / "run"):
         assert main(["run", small(tmp_path), "--out", "run"]) == 2
     assert "a run is at work in this directory" in capsys.readouterr().err
 
@@ -168,7 +169,7 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
 
 
 def test_the_real_preflight_is_not_replaced_here() -> None:
-    assert stages.run_preflight.__module__ == "rollonce.experiments.preflight"
+    assert before_spending.run_preflight.__module__ == "rollonce.experiments.preflight"
 
 
 def test_ci_installs_what_the_docs_tell_a_user_to_install() -> None:
@@ -206,11 +207,11 @@ def test_dollars_are_tokens_times_prices() -> None:
     1,024; at 1, 10 and 100 dollars per million."""
     from rollonce.experiments.derive import derive_settings
     from rollonce.experiments.loading import load_spec
-    from rollonce.experiments.plan import cost_of
+    from rollonce.experiments.plan import largest_cost
     from rollonce.experiments.prices import parse_price
 
     loaded = load_spec(SEED_SPEC)
-    cost = cost_of(loaded, derive_settings(loaded.spec), parse_price("1,10,100"))
+    cost = largest_cost(loaded, derive_settings(loaded.spec), parse_price("1,10,100"))
     rollouts = 10 + 512 + 292 + 3840 + 2638
     trained = 10 + 192 + 3840
     wanted = (rollouts * 512 * 1 + rollouts * 512 * 10 + trained * 1024 * 100) / 1e6

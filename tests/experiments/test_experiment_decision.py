@@ -9,7 +9,7 @@ import pytest
 from experiment_fakes import SEED_SPEC
 
 from rollonce.errors import InputError
-from rollonce.experiments.decision import decide, power_statement
+from rollonce.experiments.decision import decide_verdict, power_statement
 from rollonce.experiments.intervals import betting, empirical_bernstein, hoeffding, mcnemar
 from rollonce.experiments.loading import load_spec
 from rollonce.experiments.spec import Criterion, DecisionRule, metric_span
@@ -52,21 +52,21 @@ def test_the_registered_design_has_the_half_width_worked_out_by_hand() -> None:
 
 def test_33_net_items_of_1319_validate_and_32_do_not() -> None:
     # -0.05 + 0.07479 = 0.02479; 33 / 1319 = 0.02502 lies above, 32 / 1319 = 0.02426 below.
-    assert decide(rule(), pair(1319, 700, 33, 0)).verdict == "validated"
-    found = decide(rule(), pair(1319, 700, 32, 0))
+    assert decide_verdict(rule(), pair(1319, 700, 33, 0)).verdict == "validated"
+    found = decide_verdict(rule(), pair(1319, 700, 32, 0))
     assert found.verdict == "inconclusive"
     assert "an observed difference above +0.0248 was needed" in found.sentence
 
 
 def test_a_treatment_that_is_exactly_as_good_stays_inconclusive() -> None:
-    assert decide(rule(), pair(1319, 700, 0, 0)).verdict == "inconclusive"
+    assert decide_verdict(rule(), pair(1319, 700, 0, 0)).verdict == "inconclusive"
     assert any("Being exactly as good will end inconclusive" in line for line in power_statement(rule(), 1319))
 
 
 def test_failed_needs_the_upper_end_below_the_margin() -> None:
     # -0.05 - 0.07479 = -0.12479 -> 165 / 1319 = 0.12509 fails, 164 / 1319 = 0.12434 does not.
-    assert decide(rule(), pair(1319, 0, 0, 165)).verdict == "failed"
-    assert decide(rule(), pair(1319, 0, 0, 164)).verdict == "inconclusive"
+    assert decide_verdict(rule(), pair(1319, 0, 0, 165)).verdict == "failed"
+    assert decide_verdict(rule(), pair(1319, 0, 0, 164)).verdict == "inconclusive"
 
 
 def test_the_range_comes_from_bounds_and_weights() -> None:
@@ -74,7 +74,7 @@ def test_the_range_comes_from_bounds_and_weights() -> None:
         id="a", metric="accuracy", bounds=[0.0, 2.0], margin=0.1, weights={"treatment": 0.5, "baseline": -1.0}
     )
     assert metric_span(c) == (-2.0, 1.0)
-    d = decide(rule(criteria=[c.model_dump()]), {"treatment": np.full(50, 2.0), "baseline": np.zeros(50)})
+    d = decide_verdict(rule(criteria=[c.model_dump()]), {"treatment": np.full(50, 2.0), "baseline": np.zeros(50)})
     width = d.criteria[0].hoeffding.high - d.criteria[0].hoeffding.value
     assert width == pytest.approx(3 * math.sqrt(math.log(40) / 100), rel=1e-12)
     assert d.criteria[0].hoeffding.value == 1.0
@@ -84,18 +84,18 @@ def test_two_criteria_share_alpha_and_both_must_hold() -> None:
     one = rule().criteria[0].model_dump()
     two = rule(criteria=[one, one | {"id": "strict", "margin": 0.05}])
     grades = pair(2000, 900, 200, 20)  # +0.09; the half-width at alpha / 2 is 2 sqrt(ln 80 / 4000) = 0.0662
-    found = decide(two, grades)
+    found = decide_verdict(two, grades)
     assert found.criteria[0].alpha == 0.025
     assert found.criteria[0].hoeffding.high - 0.09 == pytest.approx(2 * math.sqrt(math.log(80) / 4000), rel=1e-9)
     assert [c.verdict for c in found.criteria] == ["validated", "inconclusive"]
     assert found.verdict == "inconclusive"
-    worst = decide(two, pair(2000, 900, 0, 400))
+    worst = decide_verdict(two, pair(2000, 900, 0, 400))
     assert worst.verdict == "failed"
 
 
 def test_an_impossible_design_is_called_so() -> None:
     assert "it can never validate" in power_statement(rule(), 5)[0]
-    assert "no observed difference could have passed" in decide(rule(), pair(5, 5, 0, 0)).sentence
+    assert "no observed difference could have passed" in decide_verdict(rule(), pair(5, 5, 0, 0)).sentence
 
 
 def test_the_power_statement_of_the_requests_file() -> None:
@@ -106,25 +106,25 @@ def test_the_power_statement_of_the_requests_file() -> None:
 
 def test_items_needed_at_the_difference_observed() -> None:
     # (d - margin)^2 n >= 2^2 ln(40) / 2 with d = 0: n = 2 ln 40 / 0.0025 = 2951.1 -> 2952.
-    assert "or 2952 items at the difference observed" in decide(rule(), pair(1000, 500, 0, 0)).sentence
+    assert "or 2952 items at the difference observed" in decide_verdict(rule(), pair(1000, 500, 0, 0)).sentence
 
 
 def test_grades_outside_the_registered_bounds_are_refused() -> None:
     with pytest.raises(InputError, match="registered for a metric in"):
-        decide(rule(), {"treatment": np.array([0.0, 1.5]), "baseline": np.zeros(2)})
+        decide_verdict(rule(), {"treatment": np.array([0.0, 1.5]), "baseline": np.zeros(2)})
     with pytest.raises(InputError, match="needs the same items"):
-        decide(rule(), {"treatment": np.zeros(3), "baseline": np.zeros(2)})
+        decide_verdict(rule(), {"treatment": np.zeros(3), "baseline": np.zeros(2)})
     with pytest.raises(InputError, match="registered for"):
-        decide(rule(), {"treatment": np.array([np.inf, 0.0]), "baseline": np.zeros(2)})
+        decide_verdict(rule(), {"treatment": np.array([np.inf, 0.0]), "baseline": np.zeros(2)})
 
 
 def test_an_unanswered_item_can_neither_validate_nor_fail() -> None:
     """33 net items of 1319 validate; with one of the treatment's right answers lost, 32 are certain, and 33 possible:
     inconclusive. The interval reaches from the one to the other."""
     grades = pair(1319, 700, 33, 0)
-    assert decide(rule(), grades).verdict == "validated"
+    assert decide_verdict(rule(), grades).verdict == "validated"
     grades["treatment"][700] = np.nan
-    found = decide(rule(), grades)
+    found = decide_verdict(rule(), grades)
     assert found.verdict == "inconclusive"
     assert found.criteria[0].unanswered == 1
     half = 2 * math.sqrt(math.log(40) / (2 * 1319))
@@ -133,9 +133,9 @@ def test_an_unanswered_item_can_neither_validate_nor_fail() -> None:
     assert "1 items were never answered by an arm" in found.sentence
     # 165 lost net items fail; with one of them unanswered 164 are certain.
     grades = pair(1319, 0, 0, 165)
-    assert decide(rule(), grades).verdict == "failed"
+    assert decide_verdict(rule(), grades).verdict == "failed"
     grades["treatment"][0] = np.nan
-    assert decide(rule(), grades).verdict == "inconclusive"
+    assert decide_verdict(rule(), grades).verdict == "inconclusive"
 
 
 def test_empirical_bernstein_is_the_formula() -> None:

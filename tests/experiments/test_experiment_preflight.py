@@ -232,7 +232,7 @@ class Faulty(OwnPath):
     def __init__(self, spoil: Callable[[np.ndarray, FixedBatch], np.ndarray]) -> None:
         self.spoil = spoil
 
-    def ours(self, baseline, batch: FixedBatch) -> list[Datum]:
+    def our_datums(self, baseline, batch: FixedBatch) -> list[Datum]:
         return plain_datums(batch, self.spoil(baseline.advantages(_batch(batch)), batch))
 
 

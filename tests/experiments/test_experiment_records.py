@@ -14,7 +14,7 @@ import pytest
 
 from rollonce.errors import InputError
 from rollonce.experiments import files, records
-from rollonce.experiments.records import Chain, locked
+from rollonce.experiments.records import Chain, locked_directory
 
 
 def chain_of(folder: Path, n: int = 3) -> Chain:
@@ -138,26 +138,26 @@ def test_damaged_files_are_found(tmp_path: Path) -> None:
 
 def test_the_lock_refuses_a_second_run_and_names_the_first(tmp_path: Path) -> None:
     with (
-        locked(tmp_path),
+        locked_directory(tmp_path),
         pytest.raises(InputError, match=f"a run is at work in this directory .process {os.getpid()}"),
-        locked(tmp_path),
+        locked_directory(tmp_path),
     ):
         pass
-    with locked(tmp_path):
+    with locked_directory(tmp_path):
         pass
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
-    code = "import sys, time, pathlib\nfrom rollonce.experiments.records import locked\n"
-    code += "with locked(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    code = "import sys, time, pathlib\nfrom rollonce.experiments.records import locked_directory\n"
+    code += "with locked_directory(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match=f"process {child.pid}"), locked(tmp_path):
+        with pytest.raises(InputError, match=f"process {child.pid}"), locked_directory(tmp_path):
             pass
     finally:
         child.kill()
         child.wait()
-    with locked(tmp_path):
+    with locked_directory(tmp_path):
         assert str(os.getpid()) in (tmp_path / "lock").read_text()

@@ -14,13 +14,14 @@ import pytest
 from experiment_fakes import FakeEngine, colour_tasks, open_run, small_spec, write_spec
 
 from rollonce.errors import InputError
-from rollonce.experiments import evaluate, gates, ledger, stages
+from rollonce.experiments import evaluate, gates, ledger
+from rollonce.experiments.engine import StartPolicy
 from rollonce.experiments.feasibility import against_budget, project_phases
 from rollonce.experiments.files import digest, read_lines
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.records import Chain
 from rollonce.experiments.spec import ArmSpec, Budget
-from rollonce.experiments.stages import RunOutcome, run_experiment
+from rollonce.experiments.stages import RunOutcome, before_spending, run_experiment, training
 from rollonce.files import cannot_write
 
 STAGES = [
@@ -45,10 +46,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "RESAMPLES", 0)
     # What it computes is the business of test_experiment_preflight.py; test_the_real_preflight_... lets it run here
     # once.
-    monkeypatch.setattr(stages, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
+    monkeypatch.setattr(before_spending, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
 
 
-REAL_PREFLIGHT = stages.run_preflight
+REAL_PREFLIGHT = before_spending.run_preflight
 
 
 def go(loaded: LoadedSpec, directory: Path, **engine: Any) -> tuple[RunOutcome, Chain]:
@@ -100,7 +101,7 @@ def test_both_signs_reach_the_verdict(tmp_path: Path) -> None:
 def test_the_real_preflight_stands_in_the_records(
     spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "run_preflight", REAL_PREFLIGHT)
+    monkeypatch.setattr(before_spending, "run_preflight", REAL_PREFLIGHT)
     outcome, chain = go(spec, tmp_path / "run")
     assert outcome.code == 0
     record = chain.latest("correctness")
@@ -110,7 +111,7 @@ def test_the_real_preflight_stands_in_the_records(
 
 def test_a_failed_preflight_stops_the_run(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"passed": False, "paths": [], "forced": [{"what": "forced activation", "passed": False}]}
-    monkeypatch.setattr(stages, "run_preflight", lambda *a: found)
+    monkeypatch.setattr(before_spending, "run_preflight", lambda *a: found)
     outcome, _ = go(spec, tmp_path / "run")
     assert (outcome.code, outcome.stage, outcome.sentence) == (
         1,
@@ -315,9 +316,9 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
     run, engine = open_run(spec, tmp_path / "run")
     arm = spec.spec.arms[1]
     at = run.directory / "t"
-    trained = engine.train(arm, 3, at, progress=lambda *a: None, ledger=run.ledger, start=None)
+    trained = engine.train_arm(arm, 3, at, progress=lambda *a: None, ledger=run.ledger, start=StartPolicy([], [], 1e-4))
     done = trained.steps
-    assert stages.executed_config(trained, arm, run)["problems"] == []
+    assert training.executed_config(trained, arm, run)["problems"] == []
     for spoilt, said in (
         (done[:2], "instead of 1..3"),
         ([*done, done[-1]], "instead of 1..3"),
@@ -332,7 +333,7 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
         ),
         ([done[0]._replace(rewards=done[0].rewards[:7]), *done[1:]], "rollouts per step [7, 8] instead of [8]"),
     ):
-        assert said in "; ".join(stages.executed_config(trained._replace(steps=spoilt), arm, run)["problems"])
+        assert said in "; ".join(training.executed_config(trained._replace(steps=spoilt), arm, run)["problems"])
 
 
 # ---- bad days

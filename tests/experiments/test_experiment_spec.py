@@ -12,7 +12,7 @@ from rollonce.errors import InputError
 from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of, check_advantages, config_of
 from rollonce.experiments.derive import derive_settings
 from rollonce.experiments.loading import load_spec
-from rollonce.experiments.pins import package_pin, reference_pin, resolve
+from rollonce.experiments.pins import package_pin, reference_pin, resolve_pins
 from rollonce.experiments.safeguards import switched_off
 
 
@@ -159,7 +159,7 @@ def test_what_is_no_specification_at_all(tmp_path: Path, text: str, said: str) -
 
 def test_pins_of_the_local_engine_are_what_is_installed(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec())
-    found = resolve(loaded, derive_settings(loaded.spec))
+    found = resolve_pins(loaded, derive_settings(loaded.spec))
     assert found.open == {}
     assert set(found.resolved) == set(loaded.unresolved)
     assert reference_pin()["sha256"] == found.resolved["correctness_preflight.paths[0].reference_revision"]["sha256"]
@@ -167,7 +167,7 @@ def test_pins_of_the_local_engine_are_what_is_installed(tmp_path: Path) -> None:
 
 def test_a_field_that_nothing_resolves_stays_open(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec(**{"dataset.split": "UNRESOLVED: pin the revision of the data"}))
-    found = resolve(loaded, derive_settings(loaded.spec))
+    found = resolve_pins(loaded, derive_settings(loaded.spec))
     assert list(found.open) == ["dataset.split"]
     assert "write the value into the specification" in found.open["dataset.split"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollonce.experiments.decision import decide
+from rollonce.experiments.decision import decide_verdict
 from rollonce.experiments.derive import derive_settings, role_name
 from rollonce.experiments.files import digest
 from rollonce.experiments.loading import load_spec
@@ -61,7 +61,7 @@ def test_chain_files_and_verdict(folder: Path) -> None:
         assert len({r["task_id"] for r in items}) == len(items) == loaded.spec.eval.n_examples
         grades[key] = {r["task_id"]: r["reward"] for r in items}
     order = list(next(iter(grades.values())))
-    again = decide(loaded.spec.decision_rule, {k: np.array([g[i] for i in order]) for k, g in grades.items()})
+    again = decide_verdict(loaded.spec.decision_rule, {k: np.array([g[i] for i in order]) for k, g in grades.items()})
     assert again.verdict == last.data["verdict"]
     for mine, theirs in zip(again.criteria, last.data["criteria"], strict=True):
         assert mine.hoeffding.low == pytest.approx(theirs["hoeffding"]["low"], abs=1e-12)

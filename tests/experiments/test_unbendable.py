@@ -11,15 +11,15 @@ import pytest
 from experiment_fakes import FakeEngine, open_run, put, small_spec, write_spec
 
 from rollonce.errors import InputError
-from rollonce.experiments import gates, stages
+from rollonce.experiments import gates
 from rollonce.experiments.derive import derive_settings
 from rollonce.experiments.files import digest, read_lines
 from rollonce.experiments.ledger import ledger_path
 from rollonce.experiments.loading import LoadedSpec, load_spec
-from rollonce.experiments.pins import package_pin, reference_pin, resolve
+from rollonce.experiments.pins import package_pin, reference_pin, resolve_pins
 from rollonce.experiments.records import Chain
 from rollonce.experiments.safeguards import switched_off
-from rollonce.experiments.stages import RunOutcome, run_experiment
+from rollonce.experiments.stages import RunOutcome, before_spending, run_experiment
 from rollonce.reports.experiment import write_report
 
 
@@ -27,7 +27,7 @@ from rollonce.reports.experiment import write_report
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "N_BATCHES", 50)
     monkeypatch.setattr(gates, "RESAMPLES", 0)
-    monkeypatch.setattr(stages, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
+    monkeypatch.setattr(before_spending, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_pin_that_is_written_down_is_compared(tmp_path: Path) -> None:
     sha = reference_pin()["sha256"]
     for text in (sha, f"sha256:{sha}", sha[:12]):
         loaded = write_spec(tmp_path, small_spec(**{key: text}))
-        assert resolve(loaded, derive_settings(loaded.spec)).open == {}
+        assert resolve_pins(loaded, derive_settings(loaded.spec)).open == {}
     loaded = write_spec(tmp_path, small_spec(**{key: "0" * 64}))
     with pytest.raises(InputError, match=r"pins '0{64}', and installed is rollonce/reference.py") as caught:
         go(loaded, tmp_path / "run")
@@ -258,9 +258,9 @@ def test_a_version_is_a_pin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     key = "correctness_preflight.paths.0.baseline_revision"
     settings = derive_settings(write_spec(tmp_path, small_spec()).spec).with_option("engine", "cookbook", "test")
     good = write_spec(tmp_path, small_spec(**{key: f"tinker-cookbook=={version}"}))
-    assert resolve(good, settings).open == {}
+    assert resolve_pins(good, settings).open == {}
     bad = write_spec(tmp_path, small_spec(**{key: "tinker-cookbook==0.0.1"}))
-    assert list(resolve(bad, settings).open) == ["correctness_preflight.paths[0].baseline_revision"]
+    assert list(resolve_pins(bad, settings).open) == ["correctness_preflight.paths[0].baseline_revision"]
 
 
 # ---- preflights
@@ -296,6 +296,23 @@ def test_an_optimizer_that_changes_after_the_probe_is_noticed(spec: LoadedSpec, 
     outcome = run_experiment(run)
     assert (outcome.code, outcome.stage) == (1, "arm:grpo_g8")
     assert "eps [1e-05] instead of 1e-08" in outcome.sentence
+
+
+def test_an_optimizer_that_nobody_read_back_is_noticed(spec: LoadedSpec, tmp_path: Path) -> None:
+    """As if an engine had nothing to say of eps: silence is no agreement."""
+    run, engine = open_run(spec, tmp_path / "run")
+    real = engine._adam
+    engine._adam = lambda arm: {k: v for k, v in real(arm).items() if k != "eps"}  # type: ignore[method-assign]
+    outcome = run_experiment(run)
+    assert (outcome.code, outcome.stage) == (1, "probe")
+    assert "eps was not read back" in outcome.sentence
+
+
+def test_a_client_that_was_never_compared_with_the_common_start_is_noticed(spec: LoadedSpec, tmp_path: Path) -> None:
+    """As if a recipe made its client by a way that nobody watches."""
+    outcome, _ = go(spec, tmp_path / "run", compares_its_start=False)
+    assert (outcome.code, outcome.stage) == (1, "pilot")
+    assert "its own training client was never compared" in outcome.sentence
 
 
 # ---- what is registered of the data and the grading

@@ -5,16 +5,22 @@ then start it again. The arguments of decorators are checked against Modal's own
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import os
 import pickle
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 class Volume:
@@ -135,3 +141,23 @@ def Retries(*, max_retries: int, initial_delay: float, backoff_coefficient: floa
 
 
 Secret = SimpleNamespace(from_name=lambda name, *, required_keys=(): SimpleNamespace(name=name, keys=required_keys))
+
+
+def load_example(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    """``examples/modal_gsm8k.py``, imported with the stand-in, its places in a folder."""
+    monkeypatch.setitem(sys.modules, "modal", sys.modules[__name__])
+    made = importlib.util.spec_from_file_location("modal_gsm8k", ROOT / "examples" / "modal_gsm8k.py")
+    assert made is not None
+    assert made.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    module.KEPT, module.THERE, module.WORK = str(folder / "mount"), str(ROOT), str(folder / "work")
+    module.volume.store, module.volume.mount = folder / "store", folder / "mount"
+    module.SAVE_EVERY_S = 0.5
+    return module
+
+
+def read_records(run: Path) -> list[dict[str, Any]]:
+    """Of a run's directory, as they stand there."""
+    file = run / "records.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []

@@ -3,32 +3,16 @@ a container killed in the middle of the run."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import modal_stand_in
 import pytest
+from modal_stand_in import load_example, read_records
 
 ROOT = Path(__file__).parents[2]
-
-
-def load(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
-    """The example, imported with the stand-in, its places in a folder."""
-    monkeypatch.setitem(sys.modules, "modal", modal_stand_in)  # type: ignore[arg-type]
-    made = importlib.util.spec_from_file_location("modal_gsm8k", ROOT / "examples" / "modal_gsm8k.py")
-    assert made is not None
-    assert made.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    module.KEPT, module.THERE, module.WORK = str(folder / "mount"), str(ROOT), str(folder / "work")
-    module.volume.store, module.volume.mount = folder / "store", folder / "mount"
-    module.SAVE_EVERY_S = 0.5
-    return module
 
 
 def small_spec(folder: Path) -> Path:
@@ -53,15 +37,10 @@ def small_spec(folder: Path) -> Path:
     return path
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    file = run / "records.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
 def test_a_preempted_run_goes_on_from_the_volume_to_its_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, spec = load(monkeypatch, tmp_path), small_spec(tmp_path)
+    module, spec = load_example(monkeypatch, tmp_path), small_spec(tmp_path)
     document = module.with_our_loop(json.loads(spec.read_text()), gpu=False)
     function, killed = module.on_gpu, []
 
@@ -70,7 +49,7 @@ def test_a_preempted_run_goes_on_from_the_volume_to_its_verdict(
         pointer = kept / "current"
         if killed or not pointer.is_file():
             return False
-        stages = [r["stage"] for r in records(kept / pointer.read_text() / "run")]
+        stages = [r["stage"] for r in read_records(kept / pointer.read_text() / "run")]
         if "calibration" in stages:
             killed.append(stages)
         return bool(killed)
@@ -84,7 +63,7 @@ def test_a_preempted_run_goes_on_from_the_volume_to_its_verdict(
     assert function.containers == 2
     kept = tmp_path / "store" / "gpu-small"
     run = kept / (kept / "current").read_text() / "run"
-    after = records(run)
+    after = read_records(run)
     stages = [r["stage"] for r in after]
     assert stages[: len(killed[0])] == killed[0]
     assert stages[-1] == "decision"
@@ -98,7 +77,7 @@ def test_a_preempted_run_goes_on_from_the_volume_to_its_verdict(
 def test_nothing_starts_without_yes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = load(monkeypatch, tmp_path)
+    module = load_example(monkeypatch, tmp_path)
     with pytest.raises(SystemExit) as ended:
         module.app.entrypoints["gpu"]()
     assert ended.value.code == 0
@@ -116,7 +95,7 @@ def test_the_registered_document_is_changed_by_a_section_of_ours_alone(
     from rollonce.experiments.loading import load_spec
     from rollonce.experiments.safeguards import switched_off
 
-    module = load(monkeypatch, tmp_path)
+    module = load_example(monkeypatch, tmp_path)
     registered = module.read_registered(module.SPEC)
     document = module.with_our_loop(registered)
     assert {k: v for k, v in document.items() if k != "rollonce"} == registered
@@ -131,7 +110,7 @@ def test_the_registered_document_is_changed_by_a_section_of_ours_alone(
 
 
 def test_bad_input_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load(monkeypatch, tmp_path)
+    module = load_example(monkeypatch, tmp_path)
     document = json.loads(small_spec(tmp_path).read_text()) | {"steps": "many"}
     assert module.start("gpu", document, "bad.json", "", True, module.on_gpu.remote) == 2
     assert module.on_gpu.containers == 1
@@ -140,7 +119,7 @@ def test_bad_input_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_service_gets_the_renderer_and_its_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = load(monkeypatch, tmp_path)
+    module = load_example(monkeypatch, tmp_path)
     called: list[Any] = []
     monkeypatch.setattr(module.on_service, "remote", lambda *args: called.append(args) or 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

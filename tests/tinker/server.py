@@ -11,7 +11,8 @@ What SkyRL 0.4.0 needs besides its installation to answer a tinker 0.38 client o
 * its engine started with this interpreter rather than through ``uv run``;
 * ``sample_sequence_ids`` in the replies to ``/asample``, ``POST /sessions/{id}/finish``, and a ``/load_weights`` that
   makes the model it loads into: what the client has since come to expect;
-* adapters of finished sessions leave, the oldest first, when their slots are wanted.
+* adapters of finished sessions leave, the oldest first, when their slots are wanted; where none is finished, those of
+  the oldest session (a killed client never finishes one).
 """
 
 from __future__ import annotations
@@ -53,13 +54,20 @@ class TinkerServer:
         port: Where to listen, default a free one.
         cache: Where compiled programs are kept, so that a second server compiles nothing anew.
         rank: The largest LoRA rank.
+        slots: Adapters at once, default `SLOTS`.
     """
 
     def __init__(
-        self, directory: Path, model: Path | str, port: int | None = None, cache: Path | None = None, rank: int = 8
+        self,
+        directory: Path,
+        model: Path | str,
+        port: int | None = None,
+        cache: Path | None = None,
+        rank: int = 8,
+        slots: int = SLOTS,
     ) -> None:
         self.directory = Path(directory)
-        self.model, self.rank = model, rank
+        self.model, self.rank, self.slots = model, rank, slots
         self.port = port or free_port()
         self.cache = cache or self.directory / "jax_cache"
         self.log = self.directory / "server.log"
@@ -88,7 +96,11 @@ class TinkerServer:
             "base_model": str(self.model),
             "backend": "jax",
             # Every batch is padded to 32 rollouts: each new shape would be compiled for seconds.
-            "backend_config": {"max_lora_adapters": SLOTS, "max_lora_rank": self.rank, "sample_max_num_sequences": 32},
+            "backend_config": {
+                "max_lora_adapters": self.slots,
+                "max_lora_rank": self.rank,
+                "sample_max_num_sequences": 32,
+            },
             "checkpoints_base": str(self.directory / "checkpoints"),
             "database_url": f"sqlite:///{self.directory / 'tinker.db'}",
             # Its JAX backend samples from a checkpoint only while the model that it came from is loaded, and a recipe's
@@ -172,9 +184,8 @@ def _serve(port: int, settings: dict[str, Any]) -> None:
     finished: set[str] = set()
 
     async def make_room(session: Any) -> None:
-        over = [entry for entry in loaded if entry[1] in finished]
-        while over and len(loaded) >= SLOTS - 2:  # one is the base model's
-            entry = over.pop(0)
+        while len(loaded) >= settings["backend_config"]["max_lora_adapters"] - 2:  # one is the base model's
+            entry = next((entry for entry in loaded if entry[1] in finished), loaded[0])
             loaded.remove(entry)
             await api.unload_model(api.UnloadModelRequest(model_id=entry[0]), session)
 

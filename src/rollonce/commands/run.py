@@ -121,16 +121,16 @@ def _with_options(args: Args, settings: Any) -> Any:
 
 
 def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
-    from rollonce.experiments.pins import resolve
-    from rollonce.experiments.plan import cost_of, plan_lines
+    from rollonce.experiments.pins import resolve_pins
+    from rollonce.experiments.plan import largest_cost, plan_lines
     from rollonce.experiments.readiness import check_readiness
 
-    pins = resolve(loaded, settings)
+    pins = resolve_pins(loaded, settings)
     ready = check_readiness(settings)
     missing = [r for r in ready if not r.ready]
     sections = plan_lines(loaded, settings, pins, price)
     if args.json:
-        cost = cost_of(loaded, settings, price)._asdict()
+        cost = largest_cost(loaded, settings, price)._asdict()
         cost["price"] = cost["price"] and cost["price"]._asdict()
         print_json(
             {
@@ -161,20 +161,20 @@ def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
 
 def _run(args: Args, loaded: Any, settings: Any, price: Any) -> int:
     from rollonce.experiments.engines import make_engine
-    from rollonce.experiments.pins import resolve
+    from rollonce.experiments.pins import resolve_pins
     from rollonce.experiments.readiness import Readiness, check_readiness, refuse_unready
-    from rollonce.experiments.records import locked
+    from rollonce.experiments.records import locked_directory
     from rollonce.experiments.run import ExperimentRun
     from rollonce.experiments.stages import run_experiment
     from rollonce.reports.experiment import write_report
 
     name = Path(args.spec).name.removesuffix(".json").removesuffix(".spec")
     directory = Path(args.out or f"out/run/{name}").expanduser().resolve()
-    with locked(directory), Bars() as bars:
+    with locked_directory(directory), Bars() as bars:
         engine = make_engine(loaded.spec, settings)
         run = ExperimentRun(loaded, settings, engine, directory, say=remark, show_progress=bars.tell)
         if run.chain.latest("decision") is None:
-            still_open = [Readiness(path, False, why) for path, why in resolve(loaded, settings).open.items()]
+            still_open = [Readiness(path, False, why) for path, why in resolve_pins(loaded, settings).open.items()]
             refuse_unready([*check_readiness(settings), *still_open])
         try:
             outcome = run_experiment(run)

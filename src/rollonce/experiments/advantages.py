@@ -7,13 +7,18 @@ A name of `rollonce.baselines.catalogue`, where the specification's own (``group
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from rollonce.baselines import Baseline
+import numpy as np
+
+from rollonce.baselines import Baseline, Batch
 from rollonce.baselines.catalogue import named_baseline
 from rollonce.component import from_config
 from rollonce.errors import InputError
-from rollonce.experiments.spec import Spec
+from rollonce.experiments.spec import ArmSpec, Spec
+from rollonce.rollouts import FloatArray
+from rollonce.tasks import Task
 
 LENGTH_BUCKETS = "length_buckets_loo"
 TOKEN_CRITIC = "critic_token"
@@ -61,3 +66,13 @@ def check_advantages(spec: Spec) -> None:
 def config_of(spec: Spec, advantage: str) -> dict[str, Any]:
     """The baseline's configuration as plain JSON, for records and trainers."""
     return {"type": TOKEN_CRITIC} if advantage == TOKEN_CRITIC else baseline_of(spec, advantage).config()
+
+
+def dummy_advantages(spec: Spec, arm: ArmSpec, tasks: Sequence[Task], fitted_on: Sequence[str]) -> FloatArray:
+    """Advantages (B,) of rewards 0, 1, 0, 1 ... by the arm's own baseline; deviations from the mean for a token-level
+    critic."""
+    rewards = np.arange(len(tasks), dtype=np.float64) % 2
+    if arm.advantage == TOKEN_CRITIC:
+        return rewards - rewards.mean()
+    baseline = baseline_of(spec, arm.advantage).fit(list(fitted_on))
+    return baseline.advantages(Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks]))

@@ -53,7 +53,7 @@ def calibrate(
             continue
         ledger.tick(stage, write=True)
         left = 60 * minutes - ledger.stage_seconds(stage)
-        ask = lambda chunk=chunk, start=start: engine.sample(chunk, group_size, seed * 1_000_003 + start)  # noqa: E731
+        ask = lambda chunk=chunk, start=start: engine.sample_groups(chunk, group_size, seed * 1_000_003 + start)  # noqa: E731
         answers = within_seconds(left, ask) if left > 0 else None
         if answers is None:
             raise StageFailed(

@@ -73,7 +73,7 @@ class Decision(NamedTuple):
         return {"verdict": self.verdict, "sentence": self.sentence, "criteria": criteria, "caveat": self.caveat}
 
 
-def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
+def decide_verdict(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
     """Apply the rule.
 
     Args:
@@ -84,7 +84,7 @@ def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
         InputError: arms graded on different numbers of items, or a grade outside the registered bounds.
     """
     alpha = rule.alpha / len(rule.criteria)
-    found = [_criterion(c, alpha, grades) for c in rule.criteria]
+    found = [_judge_criterion(c, alpha, grades) for c in rule.criteria]
     verdicts = {c.verdict for c in found}
     verdict: Verdict = (
         "failed" if "failed" in verdicts else "validated" if verdicts == {"validated"} else "inconclusive"
@@ -101,7 +101,7 @@ def decide(rule: DecisionRule, grades: Mapping[str, FloatArray]) -> Decision:
     return Decision(verdict, sentence, found, CAVEAT)
 
 
-def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> CriterionResult:
+def _judge_criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> CriterionResult:
     used = {key: np.asarray(grades[key], dtype=np.float64) for key, weight in c.weights.items() if weight}
     sizes = {key: len(g) for key, g in used.items()}
     if len(set(sizes.values())) != 1:
@@ -133,11 +133,11 @@ def _criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray]) -> 
         means={key: float(np.nanmean(g)) for key, g in used.items()},
         unanswered=unanswered,
         hoeffding=interval,
-        bernstein=_outer(empirical_bernstein, worst, best, low=low, high=high, alpha=alpha),
-        betting=_outer(betting, worst, best, low=low, high=high, alpha=alpha),
+        bernstein=_outer_interval(empirical_bernstein, worst, best, low=low, high=high, alpha=alpha),
+        betting=_outer_interval(betting, worst, best, low=low, high=high, alpha=alpha),
         mcnemar=test,
         verdict=verdict,
-        sentence=_sentence(verdict, c, interval, n=len(d), alpha=alpha, width=high - low),
+        sentence=_verdict_sentence(verdict, c, interval, n=len(d), alpha=alpha, width=high - low),
     )
 
 
@@ -153,7 +153,7 @@ def _differences(c: Criterion, used: Mapping[str, FloatArray]) -> tuple[FloatArr
     return worst, best
 
 
-def _outer(
+def _outer_interval(
     method: Callable[[FloatArray, float, float, float], Interval],
     worst: FloatArray,
     best: FloatArray,
@@ -166,7 +166,7 @@ def _outer(
     return Interval((below.value + above.value) / 2, below.low, above.high)
 
 
-def _sentence(verdict: Verdict, c: Criterion, i: Interval, *, n: int, alpha: float, width: float) -> str:
+def _verdict_sentence(verdict: Verdict, c: Criterion, i: Interval, *, n: int, alpha: float, width: float) -> str:
     said = (
         f"a difference of {i.value:+.4f} with the {1 - alpha:.4g} interval [{i.low:+.4f}, {i.high:+.4f}] over {n} items"
     )

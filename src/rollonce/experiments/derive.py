@@ -93,7 +93,7 @@ class Reading(NamedTuple):
 
     Attributes:
         setting: Its name.
-        field: The text that is read (`_texts`).
+        field: The text that is read (`_registered_texts`).
         mentions: What a sentence about it holds (a regular expression).
         value: The regular expression whose group is the value.
         convert: Group to value; KeyError or ValueError where it means nothing.
@@ -140,7 +140,7 @@ def derive_settings(spec: Spec) -> ExperimentSettings:
     origins: dict[str, Origin] = {}
     own = spec.rollonce
 
-    def pick(name: str, default: Any = None, *, also: tuple[Any, str] | None = None) -> Any:
+    def pick_setting(name: str, default: Any = None, *, also: tuple[Any, str] | None = None) -> Any:
         """The file's own section, its text, ``also``, or the default."""
         if (value := getattr(own, name)) is not None:
             origins[name] = Origin(f"rollonce.{name}")
@@ -154,36 +154,38 @@ def derive_settings(spec: Spec) -> ExperimentSettings:
         origins[name] = Origin("default")
         return default
 
-    engine = pick("engine", "local")
-    tasks = pick("tasks", also=(usual_spec(spec.dataset.name), "dataset.name"))
+    engine = pick_setting("engine", "local")
+    tasks = pick_setting("tasks", also=(usual_spec(spec.dataset.name), "dataset.name"))
     if tasks is None:
         raise InputError(
             f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, "
             "jsonl:FILE ...)"
         )
-    baseline, treatment = _roles(spec, origins)
+    baseline, treatment = _read_roles(spec, origins)
     if own.selection is not None and own.fallbacks:
         raise InputError("rollonce.fallbacks beside rollonce.selection: a grid of rates has no fallback kernel here")
     settings = ExperimentSettings(
         engine=engine,
-        policy=pick("policy", also=(spec.base_model, "base_model")),
+        policy=pick_setting("policy", also=(spec.base_model, "base_model")),
         tasks=tasks,
-        max_tokens=pick("max_tokens", 96 if engine == "local" and spec.base_model == "embedded" else 512),
-        calibration_tasks=pick("calibration_tasks", 64),
-        calibration_group_size=pick("calibration_group_size", 8),
-        calibration_minutes=float(pick("calibration_minutes", 10)),
-        pilot_steps=pick("pilot_steps", 3),
-        pilot_eval_items=pick("pilot_eval_items", 100),
-        item_seconds=float(pick("item_seconds", 120)),
-        item_tries=pick("item_tries", 3),
-        declared_gpus=float(pick("declared_gpus", 1, also=(_gpus(spec), "budget: gpu_hours over max_wall_minutes"))),
-        restoration_atol=pick("restoration_atol", 1e-4),
-        dense_reward=pick("dense_reward", False),
+        max_tokens=pick_setting("max_tokens", 96 if engine == "local" and spec.base_model == "embedded" else 512),
+        calibration_tasks=pick_setting("calibration_tasks", 64),
+        calibration_group_size=pick_setting("calibration_group_size", 8),
+        calibration_minutes=float(pick_setting("calibration_minutes", 10)),
+        pilot_steps=pick_setting("pilot_steps", 3),
+        pilot_eval_items=pick_setting("pilot_eval_items", 100),
+        item_seconds=float(pick_setting("item_seconds", 120)),
+        item_tries=pick_setting("item_tries", 3),
+        declared_gpus=float(
+            pick_setting("declared_gpus", 1, also=(_gpus_of_budget(spec), "budget: gpu_hours over max_wall_minutes"))
+        ),
+        restoration_atol=pick_setting("restoration_atol", 1e-4),
+        dense_reward=pick_setting("dense_reward", False),
         baseline=baseline,
         treatment=treatment,
-        fallbacks=tuple(pick("fallbacks", ())),
+        fallbacks=tuple(pick_setting("fallbacks", ())),
         train_tasks=own.train_tasks,
-        task_seed=pick("task_seed", 0),
+        task_seed=pick_setting("task_seed", 0),
         selection_tasks=own.selection.tasks if own.selection is not None else 0,
         renderer=own.renderer,
         base_url=own.base_url,
@@ -207,7 +209,7 @@ def read_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | None:
     for reading in READINGS:
         if reading.setting != setting:
             continue
-        for sentence in sentences(_texts(spec)[reading.field]):
+        for sentence in sentences(_registered_texts(spec)[reading.field]):
             if not re.search(reading.mentions, sentence):
                 continue
             match = re.search(reading.value, sentence)
@@ -239,7 +241,7 @@ def sentences(text: str) -> Iterator[str]:
         yield from filter(None, (part.strip() for part in re.split(r"(?<=[a-z)%][.;]) (?=[A-Z])", line)))
 
 
-def _texts(spec: Spec) -> dict[str, str]:
+def _registered_texts(spec: Spec) -> dict[str, str]:
     return {
         "command": spec.command,
         "method": spec.method,
@@ -249,7 +251,7 @@ def _texts(spec: Spec) -> dict[str, str]:
     }
 
 
-def _roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
+def _read_roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
     """Which arm is the baseline and which the treatment: by name, never by their order."""
     groups = spec.rollonce.selection.groups if spec.rollonce.selection is not None else {}
     names = list(groups) or [a.name for a in spec.arms]
@@ -337,7 +339,7 @@ def arm_in_role(spec: Spec, settings: ExperimentSettings, key: str) -> ArmSpec:
     return spec.arm(selection.groups[name][0] if selection is not None and name in selection.groups else name)
 
 
-def _gpus(spec: Spec) -> float | None:
+def _gpus_of_budget(spec: Spec) -> float | None:
     """A budget of h GPU hours within m minutes was made for h / (m / 60) GPUs."""
     b = spec.budget
     return b.gpu_hours / (b.max_wall_minutes / 60) if b.gpu_hours and b.max_wall_minutes else None

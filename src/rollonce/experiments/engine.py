@@ -150,7 +150,7 @@ class Engine(Protocol):
 
     def tasks(self) -> ExperimentTasks: ...
 
-    def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+    def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         """``group_size`` sampled and graded rollouts a task from the starting policy."""
         ...
 
@@ -158,15 +158,15 @@ class Engine(Protocol):
         """Tokens of each prompt as the policy reads it."""
         ...
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+    def fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
         """Log-probabilities of the prompts' own tokens through a fresh training client of this arm."""
         ...
 
-    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+    def probe_arm(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
         """One small batch through a fresh training client, thrown away afterwards."""
         ...
 
-    def train(
+    def train_arm(
         self,
         arm: ArmSpec,
         steps: int,
@@ -191,10 +191,10 @@ class Engine(Protocol):
         """
         ...
 
-    def discard(self, directory: Path) -> None:
+    def discard_weights(self, directory: Path) -> None:
         """Throw away what was trained in a directory; its logs stay."""
         ...
 
-    def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
+    def answer_greedily(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
         """Greedy, graded answers of a checkpoint."""
         ...

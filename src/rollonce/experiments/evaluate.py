@@ -55,7 +55,9 @@ def evaluate_items(
     progress("items", len(done), len(tasks))
     for start in range(0, len(left), ROWS):
         chunk = left[start : start + ROWS]
-        for task, answer in zip(chunk, _answers(engine, checkpoint, chunk, item_seconds, item_tries), strict=True):
+        for task, answer in zip(
+            chunk, _answers_in_time(engine, checkpoint, chunk, item_seconds, item_tries), strict=True
+        ):
             row = {"reward": None, "failure": UNANSWERED} if answer is None else answer._asdict()
             done[task.id] = {"task_id": task.id, "truncated": False, "tokens": 0, "prompt_tokens": 0, **row}
             ledger.append(name, done[task.id])
@@ -63,15 +65,17 @@ def evaluate_items(
     return [done[t.id] for t in tasks]
 
 
-def _answers(engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: float, tries: int) -> list[Answer | None]:
-    together = within_seconds(seconds, lambda: engine.answer(checkpoint, chunk))
+def _answers_in_time(
+    engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: float, tries: int
+) -> list[Answer | None]:
+    together = within_seconds(seconds, lambda: engine.answer_greedily(checkpoint, chunk))
     if together is not None:
         return list(together)
     answers: list[Answer | None] = []
     for task in chunk:
         one = None
         for _ in range(tries):
-            one = one or within_seconds(seconds, lambda task=task: engine.answer(checkpoint, [task]))
+            one = one or within_seconds(seconds, lambda task=task: engine.answer_greedily(checkpoint, [task]))
         answers.append(None if one is None else one[0])
     if all(a is None for a in answers):
         raise InputError(
@@ -102,6 +106,6 @@ def within_seconds(seconds: float, work: Callable[[], T]) -> T | None:
     return value
 
 
-def grades_of(rows: Sequence[dict[str, Any]]) -> FloatArray:
+def grades_of_rows(rows: Sequence[dict[str, Any]]) -> FloatArray:
     """Rewards in the order of the evaluation (n,), NaN where an item was never answered."""
     return np.array([np.nan if row["reward"] is None else row["reward"] for row in rows], dtype=np.float64)

@@ -64,8 +64,8 @@ class Ledger:
         append_line(self.directory / name, value)
         with self._lock:
             count, before = self._lines.get(name, (0, ""))
-            self._lines[name] = (count + 1, _next(before, canonical(value)))
-            self._write()
+            self._lines[name] = (count + 1, _next_hash(before, canonical(value)))
+            self._write_down()
 
     def read(self, name: str) -> Iterator[Any]:
         """The lines of such a file. One that the process died over before it was noted is cut off, and done again.
@@ -79,7 +79,7 @@ class Ledger:
             raise InputError(f"had {count} lines and has {len(rows)}: lines were taken out. {TOUCHED}", file=path)
         total = ""
         for row in rows[:count]:
-            total = _next(total, canonical(row))
+            total = _next_hash(total, canonical(row))
         if total != known:
             raise InputError(f"was changed after it was written. {TOUCHED}", file=path)
         if len(rows) > count:
@@ -102,7 +102,7 @@ class Ledger:
         if self._files.get(name) != known:
             with self._lock:
                 self._files[name] = known
-                self._write()
+                self._write_down()
 
     def check_file(self, name: str, *, cut: bool = False) -> None:
         """Compare a noted file with what is there; with ``cut`` take off what has grown on a log since.
@@ -131,7 +131,7 @@ class Ledger:
             for noted in (self._lines, self._files):
                 for name in [n for n in noted if n.startswith(f"{folder}/")]:
                     del noted[name]  # type: ignore[attr-defined]
-            self._write()
+            self._write_down()
 
     # ---- time
 
@@ -143,7 +143,7 @@ class Ledger:
             self.seconds += passed
             self._by_stage[stage] = self._by_stage.get(stage, 0.0) + passed
             if write or now - self._written >= _EVERY_S:
-                self._write()
+                self._write_down()
 
     @contextmanager
     def counting(self, stage: str) -> Iterator[None]:
@@ -167,7 +167,7 @@ class Ledger:
         """Spent in a stage so far, in all sittings."""
         return self._by_stage.get(stage, 0.0)
 
-    def _write(self) -> None:
+    def _write_down(self) -> None:
         self._written = time.monotonic()
         write_json_file(
             self.path,
@@ -181,5 +181,5 @@ class Ledger:
         )
 
 
-def _next(before: str, line: bytes) -> str:
+def _next_hash(before: str, line: bytes) -> str:
     return hashlib.sha256(before.encode() + b"\n" + line).hexdigest()

@@ -79,10 +79,10 @@ def load_spec(path: str | Path) -> LoadedSpec:
     try:
         spec = Spec.model_validate(raw)
     except ValidationError as error:
-        problems = [_sentence(e) for e in error.errors()]
+        problems = [_error_sentence(e) for e in error.errors()]
     else:
-        unknown = list(_unknown(spec))
-        problems = [said for field in unknown if (said := _refused(field))]
+        unknown = list(_unknown_fields(spec))
+        problems = [said for field in unknown if (said := _why_refused(field))]
         problems += [f"{where}: {what}" for where, what in _contradictions(spec)]
         if not problems:
             return LoadedSpec(path, raw, spec, digest(raw), [field.path for field in unknown], dict(_unresolved(raw)))
@@ -103,7 +103,7 @@ def _no_constants(name: str) -> Any:
     raise InputError(f"holds {name}, which is no JSON number")
 
 
-def _sentence(error: Any) -> str:
+def _error_sentence(error: Any) -> str:
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error["loc"]).lstrip(".")
     if error["type"] == "missing":
         return f"{where}: missing"
@@ -215,20 +215,20 @@ class UnknownField(NamedTuple):
     known: list[str]
 
 
-def _unknown(part: BaseModel, at: str = "") -> Iterator[UnknownField]:
+def _unknown_fields(part: BaseModel, at: str = "") -> Iterator[UnknownField]:
     for name in part.model_extra or {}:
         yield UnknownField(f"{at}{name}", list(type(part).model_fields))
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
-            yield from _unknown(value, f"{at}{name}.")
+            yield from _unknown_fields(value, f"{at}{name}.")
         elif isinstance(value, list):
             for i, item in enumerate(value):
                 if isinstance(item, BaseModel):
-                    yield from _unknown(item, f"{at}{name}[{i}].")
+                    yield from _unknown_fields(item, f"{at}{name}[{i}].")
 
 
-def _refused(field: UnknownField) -> str | None:
+def _why_refused(field: UnknownField) -> str | None:
     """Why this unknown field cannot stay; None if it can."""
     section = field.path.partition(".")[0].partition("[")[0]
     name = field.path.rpartition(".")[2]

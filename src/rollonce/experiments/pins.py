@@ -30,7 +30,7 @@ class Pins(NamedTuple):
     open: dict[str, str]
 
 
-def resolve(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
+def resolve_pins(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     """Pins of every unresolved field, and of the custom paths' revisions in any case."""
     revisions = {
         f"correctness_preflight.paths[{i}].{key}": getattr(path, key)
@@ -40,10 +40,10 @@ def resolve(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     resolved: dict[str, dict[str, Any]] = {}
     still_open: dict[str, str] = {}
     for path, text in (loaded.unresolved | revisions).items():
-        pin = _pin_of(path.rpartition(".")[2], settings)
+        pin = _installed_pin(path.rpartition(".")[2], settings)
         if isinstance(pin, str):
             still_open[path] = pin.format(text=text[:80])
-        elif not text.startswith(UNRESOLVED) and not _names(text, pin):
+        elif not text.startswith(UNRESOLVED) and not _names_this_pin(text, pin):
             there = ", ".join(f"{k} {pin[k]}" for k in ("version", "commit", "sha256") if k in pin)
             still_open[path] = (
                 f"the specification pins {text!r}, and installed is {pin.get('package') or pin.get('file')} {there}. "
@@ -54,7 +54,7 @@ def resolve(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     return Pins(resolved, still_open)
 
 
-def _pin_of(field: str, settings: ExperimentSettings) -> dict[str, Any] | str:
+def _installed_pin(field: str, settings: ExperimentSettings) -> dict[str, Any] | str:
     """What there is to pin a field to, or why there is nothing."""
     if field == "reference_revision":
         return reference_pin()
@@ -62,10 +62,10 @@ def _pin_of(field: str, settings: ExperimentSettings) -> dict[str, Any] | str:
         return "nothing is known to pin it to ({text}): write the value into the specification"
     if settings.engine == "cookbook":
         return package_pin("tinker-cookbook") or "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"
-    return own_pin() | {"note": "our own loop's group mean is this package's, compared with reference.py"}
+    return own_package_pin() | {"note": "our own loop's group mean is this package's, compared with reference.py"}
 
 
-def _names(text: str, pin: dict[str, Any]) -> bool:
+def _names_this_pin(text: str, pin: dict[str, Any]) -> bool:
     """Whether a pin written by hand (``0.5.8``, ``package==0.5.8``, ``sha256:...``, a commit) is this one."""
     word = text.strip().removeprefix("sha256:").rpartition("==")[2].strip()
     if word == pin.get("version"):
@@ -80,18 +80,23 @@ def package_pin(name: str) -> dict[str, Any] | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     files = sorted((str(f), Path(str(f.locate()))) for f in found.files or [] if str(f).endswith(".py"))
-    pin = {"package": name, "version": found.version, "sha256": _hash(files), "files": len(files)}
+    pin = {"package": name, "version": found.version, "sha256": _hash_of_files(files), "files": len(files)}
     origin = json.loads(found.read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id")
     return pin | ({"commit": commit} if commit else {})
 
 
-def own_pin() -> dict[str, Any]:
+def own_package_pin() -> dict[str, Any]:
     """This package's baselines: version, and hash over the ``.py`` files that a group mean goes through."""
     root = Path(rollonce.__file__).parent
     paths = [root / "rollouts.py", root / "component.py", *(root / "baselines").glob("*.py")]
     files = sorted((str(f.relative_to(root)), f) for f in paths)
-    return {"package": "rollonce", "version": rollonce.__version__, "sha256": _hash(files), "files": len(files)}
+    return {
+        "package": "rollonce",
+        "version": rollonce.__version__,
+        "sha256": _hash_of_files(files),
+        "files": len(files),
+    }
 
 
 def reference_pin() -> dict[str, Any]:
@@ -103,19 +108,19 @@ def reference_pin() -> dict[str, Any]:
         "version": rollonce.__version__,
         "sha256": file_digest(path),
     }
-    changed = _git(path, "status", "--porcelain", "--", path.name)
-    commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
+    changed = _ask_git(path, "status", "--porcelain", "--", path.name)
+    commit = _ask_git(path, "log", "-1", "--format=%H", "--", path.name)
     return pin | ({"commit": commit} if commit and changed == "" else {})
 
 
-def _hash(files: list[tuple[str, Path]]) -> str:
+def _hash_of_files(files: list[tuple[str, Path]]) -> str:
     total = hashlib.sha256()
     for name, path in files:
         total.update(f"{name}\0{file_digest(path)}\n".encode())
     return total.hexdigest()
 
 
-def _git(path: Path, *words: str) -> str | None:
+def _ask_git(path: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(["git", *words], cwd=path.parent, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

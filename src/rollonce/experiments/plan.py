@@ -39,7 +39,7 @@ class Cost(NamedTuple):
     max_dollars: float | None
 
 
-def cost_of(loaded: LoadedSpec, s: ExperimentSettings, price: Price | None = None) -> Cost:
+def largest_cost(loaded: LoadedSpec, s: ExperimentSettings, price: Price | None = None) -> Cost:
     """From the specification alone; the price of the table unless one is given."""
     spec = loaded.spec
     offline = any(GATE_METRICS[c.metric] == "offline" for c in spec.activation_gate.checks)
@@ -90,7 +90,7 @@ def plan_lines(
     spec = loaded.spec
     arms = [
         f"{a.name} "
-        f"({_role(spec, s, a.name)}): "
+        f"({_role_in_words(spec, s, a.name)}): "
         f"{a.advantage}, {a.groups_per_batch} tasks x {a.group_size} = {a.rollouts} rollouts per step, "
         f"{a.steps} steps, lr {a.lr:g}, seed {a.seed}"
         for a in spec.arms
@@ -116,15 +116,17 @@ def plan_lines(
     allowed = [] if budget.gpu_hours is None else [f"{budget.gpu_hours:g} GPU hours"]
     allowed += [] if budget.max_wall_minutes is None else [f"{budget.max_wall_minutes:g} minutes"]
     costs = [
-        *cost_lines(cost_of(loaded, s, price), s),
+        *cost_lines(largest_cost(loaded, s, price), s),
         f"budget: {' and '.join(allowed) or 'none registered'}; GPUs declared: {s.declared_gpus:g}. "
         "Time is not guessed: the pilot measures it, and a run that has used its budget up stops, also within an arm",
     ]
     unresolved = [f"{path}: {why}" for path, why in pins.open.items()]
     unresolved += [
-        f"{path}: will be pinned to {_pin(pin)}" for path, pin in pins.resolved.items() if path in loaded.unresolved
+        f"{path}: will be pinned to {_pin_in_words(pin)}"
+        for path, pin in pins.resolved.items()
+        if path in loaded.unresolved
     ]
-    derived = [f"{name}: {getattr(s, name)} (from {_origin(origin)})" for name, origin in s.origins.items()]
+    derived = [f"{name}: {getattr(s, name)} (from {_origin_in_words(origin)})" for name, origin in s.origins.items()]
     sections = [
         ("Arms", arms),
         ("Stages", stages),
@@ -139,7 +141,7 @@ def plan_lines(
     return sections
 
 
-def _role(spec: Spec, s: ExperimentSettings, name: str) -> str:
+def _role_in_words(spec: Spec, s: ExperimentSettings, name: str) -> str:
     groups = spec.rollonce.selection.groups if spec.rollonce.selection is not None else {}
     group = next((g for g, members in groups.items() if name in members), name)
     return {s.treatment: "treatment", s.baseline: "baseline"}.get(group, "further arm")
@@ -152,11 +154,11 @@ def _selection_line(spec: Spec, s: ExperimentSettings) -> list[str]:
     return [f"selection: of each group the arm that answers most of {s.selection_tasks} hold-out tasks ({groups})"]
 
 
-def _origin(origin: Origin) -> str:
+def _origin_in_words(origin: Origin) -> str:
     return f"{origin.where}: {origin.sentence!r}" if origin.sentence else origin.where
 
 
-def _pin(pin: dict[str, Any]) -> str:
+def _pin_in_words(pin: dict[str, Any]) -> str:
     name = pin.get("package") or pin.get("file")
     commit = f", commit {pin['commit'][:12]}" if pin.get("commit") else ""
     return f"{name} {pin['version']}{commit}, sha256 {pin['sha256'][:16]}..."

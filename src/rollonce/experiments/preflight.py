@@ -49,11 +49,11 @@ class AdvantagePath(Protocol):
     sent_scaled: bool
     against: str
 
-    def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """The datums of our path with this baseline."""
         ...
 
-    def stock(self, batch: FixedBatch) -> list[Datum]:
+    def stock_datums(self, batch: FixedBatch) -> list[Datum]:
         """The datums of the stock group-mean path."""
         ...
 
@@ -65,10 +65,10 @@ class OwnPath:
     sent_scaled = False
     against = "the group mean written out in numpy (no trainer of others is involved on the local engine)"
 
-    def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         return plain_datums(batch, baseline.advantages(as_batch(batch)))
 
-    def stock(self, batch: FixedBatch) -> list[Datum]:
+    def stock_datums(self, batch: FixedBatch) -> list[Datum]:
         found = reference_advantages("group_mean", batch.prompts, batch.task_ids, batch.rewards, ())
         assert found is not None
         return plain_datums(batch, found)
@@ -100,7 +100,10 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_pro
     fitted = baseline_of(spec, treatment.advantage).fit(list(train_prompts))
     paths = []
     for registered in spec.correctness_preflight.paths:
-        off, on = _off(path, prompts, registered), _on(path, prompts, registered, treatment, fitted, train_prompts)
+        off, on = (
+            _treatment_off(path, prompts, registered),
+            _treatment_on(path, prompts, registered, treatment, fitted, train_prompts),
+        )
         paths.append(
             {
                 "id": registered.id,
@@ -126,19 +129,19 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_pro
     }
 
 
-def _off(path: AdvantagePath, prompts: Sequence[str], registered: PreflightPath) -> Comparison:
+def _treatment_off(path: AdvantagePath, prompts: Sequence[str], registered: PreflightPath) -> Comparison:
     batch = fixed_batch(prompts[:4], 8)
     from rollonce.baselines import Grpo
 
     t = registered.tolerances
-    ours = training_signal(path.ours(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
-    stock = training_signal(path.stock(batch), token_mean=path.token_mean)
+    ours = training_signal(path.our_datums(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
+    stock = training_signal(path.stock_datums(batch), token_mean=path.token_mean)
     return compare_signals(
         "treatment off (group mean, G=8) against the stock baseline", ours, stock, t.baseline_loss, t.baseline_gradient
     )
 
 
-def _on(
+def _treatment_on(
     path: AdvantagePath,
     prompts: Sequence[str],
     registered: PreflightPath,
@@ -152,7 +155,7 @@ def _on(
     if wanted is None:
         return None
     t = registered.tolerances
-    ours = training_signal(path.ours(fitted, batch), token_mean=path.token_mean and not path.sent_scaled)
+    ours = training_signal(path.our_datums(fitted, batch), token_mean=path.token_mean and not path.sent_scaled)
     right = reference_signal(plain_datums(batch, wanted), token_mean=path.token_mean)
     return compare_signals(
         "treatment on against the float64 reference", ours, right, t.reference_loss, t.reference_gradient

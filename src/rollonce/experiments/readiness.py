@@ -33,8 +33,8 @@ def check_readiness(settings: ExperimentSettings) -> list[Readiness]:
     """Everything that can be asked without spending anything."""
     if settings.tasks == "gsm8k:hub" or not (settings.policy == "embedded" or Path(settings.policy).is_dir()):
         offline_without_a_hub()
-    policy = _local(settings) if settings.engine == "local" else _service(settings)
-    return [*policy, _data(settings)]
+    policy = _local_readiness(settings) if settings.engine == "local" else _service_readiness(settings)
+    return [*policy, _check_data(settings)]
 
 
 def offline_without_a_hub(seconds: float = 5.0) -> None:
@@ -44,7 +44,7 @@ def offline_without_a_hub(seconds: float = 5.0) -> None:
     port = url.port or (443 if url.scheme == "https" else 80)
     if os.environ.get("HF_HUB_OFFLINE") == "1" or any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy")):
         return
-    reached = within_seconds(seconds, lambda: _connects(url.hostname or "", port))
+    reached = within_seconds(seconds, lambda: _can_connect(url.hostname or "", port))
     if reached:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -53,7 +53,7 @@ def offline_without_a_hub(seconds: float = 5.0) -> None:
             setattr(sys.modules[module], name, True)
 
 
-def _connects(host: str, port: int) -> bool:
+def _can_connect(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError:
@@ -72,7 +72,9 @@ def refuse_unready(found: list[Readiness]) -> None:
         raise InputError("this run cannot start yet:\n  " + "\n  ".join(missing))
 
 
-def _ask(what: str, seconds: float, work: Callable[[], str], who: str, *, needs: tuple[str, ...] = ()) -> Readiness:
+def _ask_within(
+    what: str, seconds: float, work: Callable[[], str], who: str, *, needs: tuple[str, ...] = ()
+) -> Readiness:
     """``needs``: modules that are imported first, which is this machine's time and nobody's silence."""
     try:
         for module in needs:
@@ -90,35 +92,37 @@ def _ask(what: str, seconds: float, work: Callable[[], str], who: str, *, needs:
     return Readiness(what, True, said)
 
 
-def _local(settings: ExperimentSettings) -> Iterator[Readiness]:
+def _local_readiness(settings: ExperimentSettings) -> Iterator[Readiness]:
     if settings.policy == "embedded":
         yield Readiness("policy", True, "embedded in this package")
     else:
-        yield _ask("tokenizer", HUB_S, lambda: _tokenizer(settings.policy), "the hub", needs=_TOKENIZER)
+        yield _ask_within("tokenizer", HUB_S, lambda: _check_tokenizer(settings.policy), "the hub", needs=_TOKENIZER)
 
 
-def _service(settings: ExperimentSettings) -> Iterator[Readiness]:
+def _service_readiness(settings: ExperimentSettings) -> Iterator[Readiness]:
     from rollonce.policies.tinker_service import TinkerService, api_key, load_sdk
 
-    def key() -> str:
+    def check_key() -> str:
         load_sdk()
         api_key()
         return "there is one in TINKER_API_KEY"
 
-    answer = _ask("key", HUB_S, key, "the SDK", needs=("tinker",))
+    answer = _ask_within("key", HUB_S, check_key, "the SDK", needs=("tinker",))
     yield answer
     if answer.ready:
         service = TinkerService(settings.base_url, connect_s=SERVICE_S)
-        yield _ask("service", SERVICE_S + 8, lambda: _model_on(service, settings.policy), service.name)
+        yield _ask_within("service", SERVICE_S + 8, lambda: _model_on_service(service, settings.policy), service.name)
         service.close()
-    tokenizer = _ask("tokenizer", HUB_S, lambda: _tokenizer(settings.policy), "the hub", needs=_TOKENIZER)
+    tokenizer = _ask_within("tokenizer", HUB_S, lambda: _check_tokenizer(settings.policy), "the hub", needs=_TOKENIZER)
     yield tokenizer
     cookbook = ("tinker_cookbook.renderers", "tinker_cookbook.recipes.math_rl.math_env")
     needs = cookbook if settings.engine == "cookbook" else ()
-    yield _ask("renderer", HUB_S, lambda: _renderer(settings, tokenizer.ready), "the cookbook", needs=needs)
+    yield _ask_within(
+        "renderer", HUB_S, lambda: _check_renderer(settings, tokenizer.ready), "the cookbook", needs=needs
+    )
 
 
-def _model_on(service: Any, model: str) -> str:
+def _model_on_service(service: Any, model: str) -> str:
     models = service.supported_models()
     if models is not None and model not in models:
         raise InputError(
@@ -128,7 +132,7 @@ def _model_on(service: Any, model: str) -> str:
     return f"{service.name} answers, takes the key, and {listed}"
 
 
-def _tokenizer(policy: str) -> str:
+def _check_tokenizer(policy: str) -> str:
     from rollonce.policies.tinker_render import load_tokenizer
 
     local = Path(policy).expanduser().is_dir()
@@ -136,7 +140,7 @@ def _tokenizer(policy: str) -> str:
     return f"{len(tokenizer):,} tokens, from {'a directory' if local else 'the hub or its cache'}"
 
 
-def _renderer(settings: ExperimentSettings, tokenizer_ready: bool) -> str:
+def _check_renderer(settings: ExperimentSettings, tokenizer_ready: bool) -> str:
     from rollonce.experiments.engines.cookbook import no_renderer
 
     if settings.renderer is None:
@@ -154,14 +158,14 @@ def _renderer(settings: ExperimentSettings, tokenizer_ready: bool) -> str:
     return f"{name} of tinker-cookbook ({thinking}; {settings.max_tokens} tokens in all)"
 
 
-def _data(settings: ExperimentSettings) -> Readiness:
+def _check_data(settings: ExperimentSettings) -> Readiness:
     source, _, place = settings.tasks.partition(":")
     if source != "gsm8k":
         return Readiness("data", True, settings.tasks[:80])
     from rollonce.experiments.engines.cookbook_tasks import gsm8k_rows
 
-    def count() -> str:
+    def count_rows() -> str:
         return " and ".join(f"{len(gsm8k_rows(settings.tasks, split)):,} {split} rows" for split in ("train", "test"))
 
     hub = place == "hub"
-    return _ask("data", HUB_S if hub else 60.0, count, "the hub", needs=("datasets",) if hub else ())
+    return _ask_within("data", HUB_S if hub else 60.0, count_rows, "the hub", needs=("datasets",) if hub else ())

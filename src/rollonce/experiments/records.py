@@ -84,7 +84,7 @@ class Chain:
         previous = ""
         lines = read_lines(self.path, mend=True) if self.ledger is None else self.ledger.read(RECORDS)
         for number, line in enumerate(lines, 1):
-            record = _checked(line, self.path, number)
+            record = _checked_record(line, self.path, number)
             if record.previous != previous or record.index != number - 1:
                 raise InputError(
                     f"this record does not follow the one before it: one was changed, dropped or put in. {TOUCHED}",
@@ -164,7 +164,7 @@ def path_digest(path: Path) -> str:
     return digest({p.relative_to(path).as_posix(): file_digest(p) for p in sorted(path.rglob("*")) if p.is_file()})
 
 
-def _checked(line: Any, path: Path, number: int) -> Record:
+def _checked_record(line: Any, path: Path, number: int) -> Record:
     if not isinstance(line, dict) or set(line) != {*_FIELDS, "hash"}:
         raise InputError("is no record of a run", file=path, line=number)
     body = {k: line[k] for k in _FIELDS}
@@ -179,7 +179,7 @@ def _checked(line: Any, path: Path, number: int) -> Record:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked_directory(directory: Path) -> Iterator[None]:
     """Hold a directory for this process alone. The system lets go of it when the process ends, however it ends.
 
     Raises:

@@ -26,7 +26,7 @@ def reference_advantages(
         similarity = reference.tfidf_similarity(prompts, fitted_on)
         return rewards_B - reference.gs1_baseline(similarity, rewards_B, temperature)
     if advantage == LENGTH_BUCKETS:
-        return rewards_B - reference.length_bucket_baseline(_lengths(prompts), rewards_B)
+        return rewards_B - reference.length_bucket_baseline(_prompt_lengths(prompts), rewards_B)
     if advantage == "group_mean":
         ids = np.asarray(task_ids)
         return np.array([r - rewards_B[ids == i].mean() for r, i in zip(rewards_B, ids, strict=True)])
@@ -46,7 +46,7 @@ def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequen
     if temperature is not None:
         return reference.gs1_on(reference.tfidf_similarity(prompts, fitted_on), temperature)
     if advantage == LENGTH_BUCKETS:
-        lengths = _lengths(prompts)
+        lengths = _prompt_lengths(prompts)
         return lambda tasks, rewards: reference.length_bucket_baseline(lengths[tasks], rewards)
     if advantage in ("batch_mean", "loo_mean"):
         return reference.loo_on()
@@ -73,5 +73,5 @@ def own_cluster_mean(prompts: Sequence[str], rewards: FloatArray) -> FloatArray:
     return b
 
 
-def _lengths(prompts: Sequence[str]) -> FloatArray:
+def _prompt_lengths(prompts: Sequence[str]) -> FloatArray:
     return np.array([1 + len(p) for p in prompts], dtype=np.float64)  # the feature is ln(1 + characters)

@@ -86,15 +86,15 @@ class ExperimentRun:
         self.ledger.tick(self.stage, write=True)  # before the first record: one without a ledger could not go on
         self.chain = Chain(self.directory, self.ledger)
         if not self.chain.records:
-            self._start()
+            self._start_run()
             return
-        self.chain.verified(self.in_force, self.in_force.data.get("file", SPEC_COPY))
+        self.chain.verified(self.record_in_force, self.record_in_force.data.get("file", SPEC_COPY))
         self._check_spec()
         self._check_settings()
 
     # ---- the specification and the settings in force
 
-    def _start(self) -> None:
+    def _start_run(self) -> None:
         spec = self.loaded.spec
         if spec.rollonce.revision is not None:
             raise InputError(
@@ -116,12 +116,12 @@ class ExperimentRun:
         write_whole_file(self.directory / name, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False) + "\n")
 
     @property
-    def in_force(self) -> Record:
+    def record_in_force(self) -> Record:
         """The record of the specification in force: the start, or the newest revision."""
         return next(r for r in reversed(self.chain.records) if r.stage in ("start", "revision"))
 
     def _check_spec(self) -> None:
-        force = self.in_force
+        force = self.record_in_force
         if self.loaded.sha256 == force.spec:
             return
         copy_file = self.directory / force.data.get("file", SPEC_COPY)
@@ -142,7 +142,7 @@ class ExperimentRun:
                 "be changed any more: go on with the file as it was, or start another run with --out",
                 file=self.loaded.path,
             )
-        self._revise(force, before, revision.reason)
+        self._adopt_fallback(force, before, revision.reason)
 
     def _check_settings(self) -> None:
         """What was given outside of the specification (a renderer, say) may be mended until something is spent."""
@@ -158,10 +158,10 @@ class ExperimentRun:
                 "was given then, or start another run with --out",
                 file=self.directory,
             )
-        self.chain.append("settings", "passed", spec=self.in_force.spec, data={"settings": now, "changed": said})
+        self.chain.append("settings", "passed", spec=self.record_in_force.spec, data={"settings": now, "changed": said})
         self.say(f"settings: {said}; nothing had been spent")
 
-    def _revise(self, force: Record, before: dict[str, Any], reason: str) -> None:
+    def _adopt_fallback(self, force: Record, before: dict[str, Any], reason: str) -> None:
         """Adopt the pre-approved fallback: after a failed offline gate, before any training, and nothing else."""
         refuse = lambda why: InputError(f"the revision is refused: {why}", file=self.loaded.path)  # noqa: E731
         gate = self.chain.latest("gate_offline")
@@ -212,7 +212,7 @@ class ExperimentRun:
         begun = any(r.stage not in NOT_SPENDING for r in self.chain.records)
         return begun or (self.directory / "calibration.jsonl").exists() or self.training_begun
 
-    def enter(self, stage: str, inputs: dict[str, Any], body: Callable[[], StageResult]) -> Record:
+    def enter_stage(self, stage: str, inputs: dict[str, Any], body: Callable[[], StageResult]) -> Record:
         """The stage's record, made now unless it is there with the same inputs.
 
         Args:
@@ -298,10 +298,10 @@ def _unlike_the_post(advantage: str) -> list[str]:
 
 def _differences(before: Any, now: Any, at: str = "") -> list[str]:
     """Paths where two documents differ, at most five, with what stands there."""
-    return list(_walk(before, now, at))[:5]
+    return list(_walk_differences(before, now, at))[:5]
 
 
-def _walk(before: Any, now: Any, at: str) -> Iterator[str]:
+def _walk_differences(before: Any, now: Any, at: str) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         for key in [*before, *(k for k in now if k not in before)]:
             path = f"{at}.{key}" if at else key
@@ -310,14 +310,14 @@ def _walk(before: Any, now: Any, at: str) -> Iterator[str]:
             elif key not in before:
                 yield f"{path} is new"
             else:
-                yield from _walk(before[key], now[key], path)
+                yield from _walk_differences(before[key], now[key], path)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for i, (a, b) in enumerate(zip(before, now, strict=True)):
-            yield from _walk(a, b, f"{at}[{i}]")
+            yield from _walk_differences(a, b, f"{at}[{i}]")
     elif before != now or type(before) is not type(now):
-        yield f"{at}: {_short(before)} became {_short(now)}"
+        yield f"{at}: {_shortened(before)} became {_shortened(now)}"
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:37] + "..."

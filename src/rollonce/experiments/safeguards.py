@@ -17,7 +17,13 @@ WIDEST_RESTORATION = 1e-2
 def switched_off(loaded: LoadedSpec, settings: ExperimentSettings) -> list[str]:
     """What this specification does without, in sentences."""
     spec = loaded.spec
-    found = [*_gate(spec), *_correctness(spec), *_restoration(spec, settings), *_audit(spec), *_budget(spec)]
+    found = [
+        *_off_in_gate(spec),
+        *_off_in_correctness(spec),
+        *_off_in_restoration(spec, settings),
+        *_off_in_audit(spec),
+        *_off_in_budget(spec),
+    ]
     if spec.command and "tinker_cookbook.recipes" in spec.command and settings.engine != "cookbook":
         found.append(
             f"the registered command names tinker-cookbook's recipe; this run trains with our own loop (engine "
@@ -28,7 +34,7 @@ def switched_off(loaded: LoadedSpec, settings: ExperimentSettings) -> list[str]:
     return found
 
 
-def _gate(spec: Spec) -> Iterator[str]:
+def _off_in_gate(spec: Spec) -> Iterator[str]:
     gate = spec.activation_gate
     if not gate.applicable:
         yield "the activation gate is switched off (activation_gate.applicable is false)"
@@ -39,7 +45,7 @@ def _gate(spec: Spec) -> Iterator[str]:
             yield f"the activation gate has no check {what}"
 
 
-def _correctness(spec: Spec) -> Iterator[str]:
+def _off_in_correctness(spec: Spec) -> Iterator[str]:
     preflight = spec.correctness_preflight
     if not preflight.required:
         yield "the correctness preflight is switched off (correctness_preflight.required is false)"
@@ -55,7 +61,7 @@ def _correctness(spec: Spec) -> Iterator[str]:
                 yield f"the tolerance {name} of {path.id} is so wide that a wrong advantage may pass ({limit})"
 
 
-def _restoration(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
+def _off_in_restoration(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
     if not spec.restoration_preflight.applicable:
         yield "the restoration preflight is switched off (restoration_preflight.applicable is false)"
         return
@@ -66,14 +72,14 @@ def _restoration(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
         yield f"the restoration preflight's atol of {settings.restoration_atol:g} tells no two policies apart"
 
 
-def _audit(spec: Spec) -> Iterator[str]:
+def _off_in_audit(spec: Spec) -> Iterator[str]:
     audit = spec.generation_audit
     for name, value in (("max_eval_overlaps", audit.max_eval_overlaps), ("max_label_errors", audit.max_label_errors)):
         if value > 0:
             yield f"the data audit lets {value} pass (generation_audit.{name})"
 
 
-def _budget(spec: Spec) -> Iterator[str]:
+def _off_in_budget(spec: Spec) -> Iterator[str]:
     if spec.budget.gpu_hours is None and spec.budget.max_wall_minutes is None:
         yield "no budget is registered: nothing ends a run that takes too long"
     if not spec.feasibility_required:

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from rollonce.errors import InputError
-from rollonce.policies.samples import Samples, rows_of, to_samples
+from rollonce.policies.samples import Samples, to_samples
 from rollonce.policies.tinker_datums import REDUCTIONS, TinkerUpdate, grad_norm_of, returned_log_probs, to_datums
 from rollonce.policies.tinker_render import Renderer, load_tokenizer, make_renderer
+from rollonce.policies.tinker_sampling import response_log_probs, sample_sequences
 from rollonce.policies.tinker_service import TinkerService, load_sdk, settle
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
@@ -228,44 +229,28 @@ class TinkerPolicy:
             )
         if seed is None:
             seed = generator if isinstance(generator, int) else int(torch.randint(2**31, (), generator=generator))
-        tinker = load_sdk()
         encoded = [self.encode(p) for p in prompts]
         # 32 bits are what every service takes; spread by a generator so that (seed, row) and (seed + 1, row - 1) share
         # nothing.
         row_seeds = torch.randint(2**31 - 1, (len(prompts),), generator=torch.Generator().manual_seed(seed)).tolist()
-        sampler = self.sampler
-
-        def ask() -> list[Any]:
-            futures = [
-                sampler.sample(
-                    prompt=tinker.ModelInput.from_ints(ids),
-                    num_samples=1,
-                    sampling_params=tinker.SamplingParams(
-                        max_tokens=max_new_tokens, temperature=temperature, seed=row_seed, stop=list(self.renderer.stop)
-                    ),
-                )
-                for ids, row_seed in zip(encoded, row_seeds, strict=True)
-            ]
-            return [settle(f).sequences[0] for f in futures]
-
-        sequences = self.service.call("sampling", ask)
-        responses = [[int(t) for t in s.tokens] for s in sequences]
-        log_probs = [[float(x) for x in (s.logprobs if s.logprobs is not None else [])] for s in sequences]
-        for ids, lps in zip(responses, log_probs, strict=True):
-            if len(ids) != len(lps):
-                raise InputError(
-                    f"{self.service.name} gave {len(lps)} log-probabilities for {len(ids)} sampled tokens: nothing can "
-                    "be learnt"
-                )
+        sequences = sample_sequences(
+            self.service,
+            self.sampler,
+            encoded,
+            seeds=row_seeds,
+            stop=self.renderer.stop,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+        )
+        responses = [s.tokens for s in sequences]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
-        truncated = [str(s.stop_reason) != "stop" for s in sequences]
         return to_samples(
             prompts=list(prompts),
             texts=texts,
             prompt_ids=encoded,
             response_ids=responses,
-            log_probs=log_probs,
-            truncated=truncated,
+            log_probs=[s.log_probs for s in sequences],
+            truncated=[s.truncated for s in sequences],
             temperature=temperature,
             pad_id=self.pad_id,
         )
@@ -273,7 +258,7 @@ class TinkerPolicy:
     def log_probs(self, samples: Samples) -> Tensor:
         """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in
         the padding."""
-        return self._log_probs(self.sampler, samples)
+        return response_log_probs(self.service, self.sampler, samples)
 
     def base_log_probs(self, samples: Samples) -> Tensor:
         """The same under the base model, before any training: what a KL is measured to."""
@@ -282,31 +267,7 @@ class TinkerPolicy:
             self._base = self.service.call(
                 "opening the base model", lambda: client.create_sampling_client(base_model=self.model)
             )
-        return self._log_probs(self._base, samples)
-
-    def _log_probs(self, sampler: Any, samples: Samples) -> Tensor:
-        tinker = load_sdk()
-        rows = rows_of(samples)
-
-        def ask() -> list[Any]:
-            return [
-                settle(f) for f in [sampler.compute_logprobs(tinker.ModelInput.from_ints(p + r)) for p, r, _ in rows]
-            ]
-
-        out_BT = torch.zeros(samples.response_mask_BT.shape)
-        for b, (found, (prompt, response, _)) in enumerate(
-            zip(self.service.call("log-probabilities", ask), rows, strict=True)
-        ):
-            if len(found) not in (
-                len(prompt) + len(response),
-                len(prompt) + len(response) - 1,
-            ):  # SkyRL leaves the first, undefined one out
-                raise InputError(
-                    f"{self.service.name} gave {len(found)} log-probabilities for {len(prompt) + len(response)} tokens"
-                )
-            if response:
-                out_BT[b, : len(response)] = torch.tensor([float(x) for x in found[-len(response) :]])
-        return out_BT
+        return response_log_probs(self.service, self._base, samples)
 
     # ---- learning
 

@@ -19,7 +19,8 @@ from rollonce.experiments.gates import GateResult
 from rollonce.experiments.ledger import TOUCHED, Ledger, ledger_path
 from rollonce.experiments.prices import PRICES, Price
 from rollonce.experiments.records import RECORDS, Chain, Record
-from rollonce.experiments.stages import RunOutcome, load_steps
+from rollonce.experiments.stages import RunOutcome
+from rollonce.experiments.stages.executed import load_steps
 from rollonce.files import write_whole_file
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 200, 40, 8, 10, 30
@@ -49,7 +50,7 @@ def write_report(directory: Path, command: str, outcome: RunOutcome, price: Pric
     Raises:
         InputError: they cannot be written, or something that they would show was changed after it was recorded.
     """
-    facts = gather(directory, command, outcome, price)
+    facts = gather_facts(directory, command, outcome, price)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -58,7 +59,7 @@ def write_report(directory: Path, command: str, outcome: RunOutcome, price: Pric
     )
     page, text = directory / "report.html", directory / "report.md"
     write_whole_file(page, environment.get_template("experiment.html").render(**facts))
-    write_whole_file(text, markdown(facts))
+    write_whole_file(text, facts_in_markdown(facts))
     return page, text
 
 
@@ -91,7 +92,7 @@ def _thrown_away(directory: Path, record: Record, name: str) -> bool:
     return record.stage.startswith("arm:") and not name.endswith(".jsonl") and not (directory / name).exists()
 
 
-def gather(directory: Path, command: str, outcome: RunOutcome, price: Price | None = None) -> dict[str, Any]:
+def gather_facts(directory: Path, command: str, outcome: RunOutcome, price: Price | None = None) -> dict[str, Any]:
     """Everything that page and Markdown show, all of it verified."""
     chain, unverified = verified_chain(directory)
     latest = {r.stage: r for r in chain.records}
@@ -101,7 +102,9 @@ def gather(directory: Path, command: str, outcome: RunOutcome, price: Price | No
     used = (latest["decision"].data if "decision" in latest else {}).get("used")
     deviations = list(dict.fromkeys(d for r in chain.records for d in r.data.get("deviations", [])))
     decision = latest.get("decision")
-    traces = [trace(directory, r) for r in chain.records if r.stage.startswith("arm:") and r.status == "passed"]
+    traces = [
+        trace_training(directory, r) for r in chain.records if r.stage.startswith("arm:") and r.status == "passed"
+    ]
     verdict = decision.data["verdict"] if decision else "stopped"
     return {
         "title": spec["title"],
@@ -115,7 +118,7 @@ def gather(directory: Path, command: str, outcome: RunOutcome, price: Price | No
         "head": chain.records[-1].hash,
         "arms": spec["arms"],
         "records": chain.records,
-        "checks": _checks(latest),
+        "checks": _gate_checks(latest),
         "gate": latest["gate_offline"].data.get("score") if "gate_offline" in latest else None,
         "criteria": decision.data["criteria"] if decision else [],
         "caveat": decision.data["caveat"] if decision else "",
@@ -129,22 +132,24 @@ def gather(directory: Path, command: str, outcome: RunOutcome, price: Price | No
         "probes": latest["probe"].data.get("probes", {}) if "probe" in latest else {},
         "selection": latest["selection"].data if "selection" in latest else None,
         "deviations": deviations + ([unverified] if unverified else []),
-        "used": used_line(used, settings, price),
+        "used": used_sentence(used, settings, price),
         "traces": traces,
-        "figures": _figures(traces),
+        "figures": _training_figures(traces),
         "settings": settings,
         "unanswered": unanswered,
-        "num": number,
-        "sec": seconds,
+        "num": number_for_people,
+        "sec": duration_for_people,
     }
 
 
-def used_line(used: dict[str, Any] | None, settings: dict[str, Any], price: Price | None) -> str:
+def used_sentence(used: dict[str, Any] | None, settings: dict[str, Any], price: Price | None) -> str:
     """Time, tokens and dollars that the run really took, in a sentence; "" before it ended."""
     if not used:
         return ""
     tokens = ", ".join(f"{used[f'{k}_tokens']:,} {word}" for k, word in _TOKENS.items())
-    said = f"{seconds(used['seconds'])} in all sittings, {used['gpu_hours']:.2f} GPU hours; tokens: {tokens}"
+    said = (
+        f"{duration_for_people(used['seconds'])} in all sittings, {used['gpu_hours']:.2f} GPU hours; tokens: {tokens}"
+    )
     price = None if settings["engine"] == "local" else price or PRICES.get(settings["policy"])
     if price is None:
         return said + "."
@@ -157,7 +162,7 @@ def used_line(used: dict[str, Any] | None, settings: dict[str, Any], price: Pric
 _TOKENS = {"prompt": "read", "response": "sampled", "trained": "trained on"}
 
 
-def trace(directory: Path, record: Record) -> Trace:
+def trace_training(directory: Path, record: Record) -> Trace:
     """Reward, and how the baseline and the LOO mean spread over the tasks of a step (their means are the mean reward,
     or near it)."""
     name = record.stage.partition(":")[2]
@@ -179,7 +184,7 @@ def unanswered(evaluation: dict[str, Any]) -> list[str]:
     return evaluation.get("unanswered", evaluation.get("over_time_limit", []))
 
 
-def _checks(latest: dict[str, Record]) -> list[GateResult]:
+def _gate_checks(latest: dict[str, Record]) -> list[GateResult]:
     found = []
     for stage in ("gate_offline", "gate_online"):
         if stage in latest:
@@ -187,7 +192,7 @@ def _checks(latest: dict[str, Record]) -> list[GateResult]:
     return found
 
 
-def number(value: Any, digits: int = 4) -> str:
+def number_for_people(value: Any, digits: int = 4) -> str:
     """A number for people; a dash for none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
@@ -196,28 +201,31 @@ def number(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if abs(value) < 1e-3 else f"{value:.{digits}f}"
 
 
-def seconds(value: float) -> str:
+def duration_for_people(value: float) -> str:
     return f"{value:.1f} s" if value < 90 else f"{value / 60:.1f} min"
 
 
 # ---- figures
 
 
-def _figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+def _training_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     if not traces:
         return []
     names = [t.arm for t in traces]
     out = [
-        _figure(
-            "Mean reward of each step", [smooth(t.reward) for t in traces], names, "training reward, mean of five steps"
+        _titled_figure(
+            "Mean reward of each step",
+            [running_mean(t.reward) for t in traces],
+            names,
+            "training reward, mean of five steps",
         ),
-        _figure(
+        _titled_figure(
             "Mean |b − LOO mean|",
             [t.gap for t in traces],
             names,
             "how far the arm's baseline lies from a plain leave-one-out mean",
         ),
-        _figure(
+        _titled_figure(
             "Standard deviation of the advantages",
             [t.advantage_sd for t in traces],
             names,
@@ -227,21 +235,23 @@ def _figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     for t in traces:
         about = "standard deviation over the tasks of a step: how far each tells tasks apart"
         out.append(
-            _figure(f"{t.arm}: spread of b and of the LOO mean", [t.spread, t.loo_spread], ["b", "LOO mean"], about)
+            _titled_figure(
+                f"{t.arm}: spread of b and of the LOO mean", [t.spread, t.loo_spread], ["b", "LOO mean"], about
+            )
         )
     return out
 
 
-def smooth(values: Sequence[float], over: int = 5) -> list[float]:
+def running_mean(values: Sequence[float], over: int = 5) -> list[float]:
     """Mean of the last ``over`` values at each step."""
     return [float(np.mean(values[max(0, i - over + 1) : i + 1])) for i in range(len(values))]
 
 
-def _figure(title: str, series: Sequence[Sequence[float]], names: Sequence[str], about: str) -> dict[str, Any]:
-    return {"title": title, "about": about, "names": list(names), "svg": lines(series, title)}
+def _titled_figure(title: str, series: Sequence[Sequence[float]], names: Sequence[str], about: str) -> dict[str, Any]:
+    return {"title": title, "about": about, "names": list(names), "svg": line_chart(series, title)}
 
 
-def lines(series: Sequence[Sequence[float]], label: str) -> Markup:
+def line_chart(series: Sequence[Sequence[float]], label: str) -> Markup:
     """Values by step, one line a series."""
     points = [v for s in series for v in s if math.isfinite(v)]
     n = max((len(s) for s in series), default=0)
@@ -281,7 +291,7 @@ def lines(series: Sequence[Sequence[float]], label: str) -> Markup:
 # ---- Markdown
 
 
-def markdown(f: dict[str, Any]) -> str:
+def facts_in_markdown(f: dict[str, Any]) -> str:
     out = [f"# {f['title']}", "", f"**{f['sentence']}**", ""]
     if f["caveat"]:
         out += [f["caveat"], ""]
@@ -302,25 +312,30 @@ def markdown(f: dict[str, Any]) -> str:
                 m = c["mcnemar"]
                 said = f"{m['only_treatment']} only right in treatment, {m['only_baseline']} only in baseline"
                 rows.append([c["id"], "exact McNemar", f"p = {m['p_value']:.3g}", said])
-        out += ["## Verdict", "", *_table(["criterion", "method", "difference", "interval"], rows), ""]
+        out += ["## Verdict", "", *_markdown_table(["criterion", "method", "difference", "interval"], rows), ""]
     if f["evaluations"]:
         rows = [
-            [n, e["items"], number(e["accuracy"]), number(e["truncated"]), len(unanswered(e))]
+            [n, e["items"], number_for_people(e["accuracy"]), number_for_people(e["truncated"]), len(unanswered(e))]
             for n, e in f["evaluations"].items()
         ]
-        out += ["## Evaluation", "", *_table(["arm", "items", "accuracy", "truncated", "unanswered"], rows), ""]
+        out += [
+            "## Evaluation",
+            "",
+            *_markdown_table(["arm", "items", "accuracy", "truncated", "unanswered"], rows),
+            "",
+        ]
     if f["checks"]:
         rows = [
             [
                 "passed" if c.passed else "**failed**",
                 c.metric,
-                ", ".join(map(number, c.values)),
-                number(c.min),
-                number(c.max),
+                ", ".join(map(number_for_people, c.values)),
+                number_for_people(c.min),
+                number_for_people(c.max),
             ]
             for c in f["checks"]
         ]
-        out += ["## Activation gate", "", *_table(["", "metric", "measured", "min", "max"], rows), ""]
+        out += ["## Activation gate", "", *_markdown_table(["", "metric", "measured", "min", "max"], rows), ""]
         out += _gate_lines(f["gate"])
     if f["executed"]:
         rows = []
@@ -333,25 +348,27 @@ def markdown(f: dict[str, Any]) -> str:
                     x.get("group_sizes"),
                     x.get("rollouts_per_step"),
                     x.get("learning_rates"),
-                    number(x.get("self_weight_max")),
+                    number_for_people(x.get("self_weight_max")),
                 ]
             )
         out += [
             "## Executed",
             "",
-            *_table(["arm", "steps", "group size", "rollouts per step", "learning rate", "own weight, max"], rows),
+            *_markdown_table(
+                ["arm", "steps", "group size", "rollouts per step", "learning rate", "own weight, max"], rows
+            ),
             "",
         ]
     for t in f["traces"]:
         every = max(1, len(t.steps) // 10)
         rows = [
-            [t.steps[i], *(number(s[i]) for s in (t.reward, t.spread, t.loo_spread, t.gap, t.advantage_sd))]
+            [t.steps[i], *(number_for_people(s[i]) for s in (t.reward, t.spread, t.loo_spread, t.gap, t.advantage_sd))]
             for i in range(0, len(t.steps), every)
         ]
         head = ["step", "reward", "sd of b", "sd of LOO", "mean abs(b - LOO)", "sd of A"]
-        out += [f"### {t.arm}", "", *_table(head, rows), ""]
-    rows = [[r.index, r.stage, r.status, seconds(r.seconds), r.hash[:12]] for r in f["records"]]
-    out += ["## Records", "", *_table(["", "stage", "status", "time", "hash"], rows), ""]
+        out += [f"### {t.arm}", "", *_markdown_table(head, rows), ""]
+    rows = [[r.index, r.stage, r.status, duration_for_people(r.seconds), r.hash[:12]] for r in f["records"]]
+    out += ["## Records", "", *_markdown_table(["", "stage", "status", "time", "hash"], rows), ""]
     out += [
         f"Specification sha256 `{f['sha256']}`; head of the chain `{f['head']}`.",
         "",
@@ -367,7 +384,10 @@ def _gate_lines(g: dict[str, Any] | None) -> list[str]:
     if not g:
         return []
     if g["ratio"] is None:
-        return [f"Calibration: {g['n_tasks']} tasks, mean reward {number(g['mean_reward'])}; {g['note']}.", ""]
+        return [
+            f"Calibration: {g['n_tasks']} tasks, mean reward {number_for_people(g['mean_reward'])}; {g['note']}.",
+            "",
+        ]
     ends = f", 95% over tasks [{g['interval'][0]:.3f}, {g['interval'][1]:.3f}]" if g["interval"] else ""
     return [
         f"B_eff {g['b_eff']:.2f} against {g['loo']:.2f} of the LOO mean at B = {g['batch_size']}: ratio "
@@ -378,7 +398,7 @@ def _gate_lines(g: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     cell = lambda v: str(v).replace("|", "\\|").replace("\n", " ")  # noqa: E731
     return [
         "| " + " | ".join(head) + " |",

@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.metadata
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import rollonce
 from rollonce.errors import InputError
-from rollonce.experiments.advantages import baseline_of
+from rollonce.experiments.advantages import dummy_advantages
 from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.engine import (
     Answer,
@@ -34,35 +26,28 @@ from rollonce.experiments.engine import (
     FreshClient,
     Probe,
     Progress,
-    StageFailed,
     StartPolicy,
-    StepLog,
     TrainedArm,
 )
 from rollonce.experiments.engines.cookbook_path import CookbookPath
 from rollonce.experiments.engines.cookbook_tasks import (
+    FORMAT_COEF,
     cookbook_format,
     cookbook_tasks,
     prepare_directory,
-    read_log,
-    training_order,
 )
-from rollonce.experiments.engines.loop import dummy_advantages
-from rollonce.experiments.engines.recipe_watch import OTHER_START, client_log_probs
+from rollonce.experiments.engines.recipe import PATIENCE_S, recipe_command, run_recipe
+from rollonce.experiments.engines.recipe_log import final_checkpoint, read_log, recipe_remarks, recipe_steps
+from rollonce.experiments.engines.recipe_watch import client_log_probs
 from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.files import write_json_file
 from rollonce.tasks import Task, grade
 
-RECIPE = "tinker_cookbook.recipes.math_rl.train"
-DENSE = "rollonce.experiments.engines.dense_recipe"
-WATCHER = "rollonce.experiments.engines.recipe_watch"
 LOGS = ("log/checkpoints.jsonl", "log/metrics.jsonl", "log/rollonce/advantages.jsonl", "watch.jsonl")
 """Files that the recipe appends to, and a later sitting reads."""
 KEPT = ("baseline.json", "log/iteration_*/*rollout_summaries.jsonl", "log/rollonce/state_*.json")
 """Files that it writes once."""
-FORMAT_COEF = 0.1  # of the recipe's environment
-PATIENCE_S = 120.0
 
 
 class CookbookEngine:
@@ -115,16 +100,16 @@ class CookbookEngine:
 
     # ---- the raw SDK
 
-    def _service(self, seed: int) -> Any:
+    def _fresh_policy(self, seed: int) -> Any:
         """A policy on a fresh training client, with the recipe's prompts."""
         from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
         from rollonce.policies.tinker_render import Renderer
         from rollonce.policies.tinker_service import TinkerService
 
         tokenizer, renderer, _ = self._recipe_renderer()
-        registered = self._registered(self.spec.arms[0])
+        registered = self.spec.optimizer_of(self.spec.arms[0].name)
 
-        own = Renderer(f"cookbook:{self.renderer_name()}", self._encode, list(renderer.get_stop_sequences()))
+        own = Renderer(f"cookbook:{self.renderer_name()}", self._encode_question, list(renderer.get_stop_sequences()))
         return TinkerPolicy(
             TinkerService(self.settings.base_url, patience_s=PATIENCE_S),
             self.settings.policy,
@@ -146,11 +131,6 @@ class CookbookEngine:
             return self.settings.renderer.removeprefix("cookbook:")
         raise InputError(no_renderer(self.settings.policy))
 
-    def _registered(self, arm: ArmSpec) -> dict[str, Any]:
-        groups = self.spec.restoration_preflight.groups
-        by_name = {a.name: a.optimizer_config.model_dump() for g in groups for a in g.arms}
-        return by_name.get(arm.name, {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8})
-
     def _recipe_renderer(self) -> tuple[Any, Any, Any]:
         if self._renderer is None:
             from tinker_cookbook import renderers, tokenizer_utils  # type: ignore[import-not-found]
@@ -161,32 +141,32 @@ class CookbookEngine:
             self._renderer = (tokenizer, renderer, math_env.MathEnv.standard_fewshot_prefix())
         return self._renderer
 
-    def _start(self) -> Any:
+    def _starting_policy(self) -> Any:
         if self._policy is None:
-            self._policy = self._service(self.spec.arms[0].seed)
+            self._policy = self._fresh_policy(self.spec.arms[0].seed)
         return self._policy
 
-    def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
-        """See `Engine.sample`: the reward that the recipe trains on, its format term included."""
+    def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+        """See `Engine.sample_groups`: the reward that the recipe trains on, its format term included."""
         if self._sampling:  # trained weights were looked at: a fresh client for the starting policy
             self.close()
-        policy = self._start()
+        policy = self._starting_policy()
         repeated = [t for t in tasks for _ in range(group_size)]
         samples = policy.sample(
             [t.prompt for t in repeated], max_new_tokens=self.settings.max_tokens, seed=seed % 2**31
         )
-        found = self._graded(repeated, samples, training=True)
+        found = self._graded_answers(repeated, samples, training=True)
         return [found[i : i + group_size] for i in range(0, len(found), group_size)]
 
-    def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
-        """See `Engine.answer`: exact match, no format term."""
-        policy = self._open(checkpoint)
+    def answer_greedily(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
+        """See `Engine.answer_greedily`: exact match, no format term."""
+        policy = self._open_checkpoint(checkpoint)
         samples = policy.sample(
             [t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=0.0, seed=0
         )
-        return self._graded(tasks, samples, training=False)
+        return self._graded_answers(tasks, samples, training=False)
 
-    def _open(self, checkpoint: str) -> Any:
+    def _open_checkpoint(self, checkpoint: str) -> Any:
         """The policy with a recipe's final weights: from its sampler checkpoint where the service still serves that,
         else from its state.
 
@@ -194,7 +174,7 @@ class CookbookEngine:
         """
         from rollonce.policies.tinker_service import ServiceError
 
-        policy = self._start()
+        policy = self._starting_policy()
         if self._sampling != checkpoint:
             where = json.loads(checkpoint)
             policy.sample_from(where["sampler"])
@@ -211,7 +191,7 @@ class CookbookEngine:
             self._sampling = checkpoint
         return policy
 
-    def contents(self, samples: Any) -> tuple[list[str], list[bool]]:
+    def graded_contents(self, samples: Any) -> tuple[list[str], list[bool]]:
         """What the recipe grades of each rollout: the text of the parsed message, without its thinking part; and
         whether it ended at a stop sequence."""
         from tinker_cookbook import renderers  # type: ignore[import-not-found]
@@ -226,8 +206,8 @@ class CookbookEngine:
             ended.append(bool(getattr(termination, "is_stop_sequence", termination)))
         return texts, ended
 
-    def _graded(self, tasks: Sequence[Task], samples: Any, *, training: bool) -> list[Answer]:
-        texts, ended = self.contents(samples)
+    def _graded_answers(self, tasks: Sequence[Task], samples: Any, *, training: bool) -> list[Answer]:
+        texts, ended = self.graded_contents(samples)
         # The recipe grades a truncated response as it is; so does this.
         grades = grade(tasks, texts)
         rewards = list(grades.rewards)
@@ -251,29 +231,29 @@ class CookbookEngine:
         """See `Engine.prompt_lengths`: with the recipe's example and suffix."""
         for prompt in prompts:
             if prompt not in self._lengths:
-                self._lengths[prompt] = len(self._encode(prompt))
+                self._lengths[prompt] = len(self._encode_question(prompt))
         return [self._lengths[p] for p in prompts]
 
-    def _encode(self, question: str) -> list[int]:
+    def _encode_question(self, question: str) -> list[int]:
         _, renderer, prefix = self._recipe_renderer()
         seen, _ = asyncio.run(_environment(question, "", renderer, prefix).initial_observation())
         return list(seen.to_ints())
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
-        """See `Engine.fresh`: a forward pass of a new training client."""
-        policy = self._service(arm.seed)
+    def fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+        """See `Engine.fresh_client`: a forward pass of a new training client."""
+        policy = self._fresh_policy(arm.seed)
         try:
-            rows = [self._encode(p) for p in prompts]
+            rows = [self._encode_question(p) for p in prompts]
             log_probs = policy.service.call("a forward pass", lambda: client_log_probs(policy.trainer, rows))
         finally:
             policy.close()
         return FreshClient(log_probs, {"lora_rank": policy.lora_rank, "seed": policy.seed})
 
-    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
-        """See `Engine.probe`, through the raw SDK; what the recipe itself sends is watched while it trains."""
+    def probe_arm(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+        """See `Engine.probe_arm`, through the raw SDK; what the recipe itself sends is watched while it trains."""
         import torch
 
-        policy = self._service(arm.seed)
+        policy = self._fresh_policy(arm.seed)
         try:
             samples = policy.sample([t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, seed=arm.seed)
             advantages = torch.from_numpy(dummy_advantages(self.spec, arm, tasks, self.tasks().train.prompts))
@@ -290,52 +270,10 @@ class CookbookEngine:
 
     # ---- the recipe
 
-    def discard(self, directory: Path) -> None:
+    def discard_weights(self, directory: Path) -> None:
         """The pilot's weights stay on the service until it drops them; nothing here refers to them any more."""
 
-    def command(self, arm: ArmSpec, steps: int, directory: Path) -> list[str]:
-        """The recipe's command line; under our patch unless the advantage is the stock one."""
-        s = self.settings
-        options: dict[str, Any] = {
-            "model_name": s.policy,
-            "env": "gsm8k",
-            "group_size": arm.group_size,
-            "groups_per_batch": arm.groups_per_batch,
-            "learning_rate": arm.lr,
-            "lora_rank": self.spec.lora_rank or 32,
-            "max_tokens": s.max_tokens,
-            "max_steps": steps,
-            "seed": arm.seed,
-            "kl_penalty_coef": 0,
-            "loss_fn": "importance_sampling",
-            "save_every": 1,
-            "eval_every": 0,
-            "log_path": directory / "log",
-            "behavior_if_log_dir_exists": "resume",
-        }
-        if s.base_url or os.environ.get("TINKER_BASE_URL"):
-            options["base_url"] = s.base_url or os.environ["TINKER_BASE_URL"]
-        options["renderer_name"] = self.renderer_name()
-        words = [f"{k}={v}" for k, v in options.items()]
-        recipe = DENSE if s.dense_reward else RECIPE
-        watched = [sys.executable, "-m", WATCHER, str(directory / "watch.json"), "--"]
-        if arm.advantage == "group_mean":
-            return [*watched, recipe, *words]
-        baseline = directory / "baseline.json"
-        if not baseline.is_file():
-            baseline_of(self.spec, arm.advantage).fit(self.tasks().train.prompts).save(baseline)
-        return [
-            *watched,
-            "rollonce.integrations.tinker_cookbook",
-            str(baseline),
-            "--prompts",
-            "question",
-            "--",
-            recipe,
-            *words,
-        ]
-
-    def train(
+    def train_arm(
         self,
         arm: ArmSpec,
         steps: int,
@@ -347,7 +285,15 @@ class CookbookEngine:
     ) -> TrainedArm:
         directory.mkdir(parents=True, exist_ok=True)
         where = prepare_directory(self.settings.tasks, directory / "data")
-        command = self.command(arm, steps, directory)
+        command = recipe_command(
+            self.spec,
+            self.settings,
+            arm,
+            steps,
+            directory,
+            renderer=self.renderer_name(),
+            train_prompts=self.tasks().train.prompts,
+        )
         relative = lambda path: path.relative_to(ledger.directory).as_posix()  # noqa: E731
         for log in LOGS:  # what nobody vouches for is made again: the recipe goes on from the checkpoint before
             ledger.check_file(relative(directory / log), cut=True)
@@ -355,7 +301,7 @@ class CookbookEngine:
             ledger.check_file(relative(file))
         common = None
         if start is not None:
-            rows = [self._encode(p) for p in start.prompts]
+            rows = [self._encode_question(p) for p in start.prompts]
             common = {"rows": rows, "log_probs": start.log_probs, "atol": start.atol}
         seen = directory / "watch.jsonl"
         write_json_file(directory / "watch.json", {"seed": arm.seed, "start": common, "out": str(seen)})
@@ -366,10 +312,10 @@ class CookbookEngine:
                     ledger.note_file(relative(file))
             progress(arm.name, "steps", min(len(read_log(directory / "log" / "metrics.jsonl")), steps), steps)
 
-        if not _final(directory):
-            self._run(command, where, directory, tell)
+        if not final_checkpoint(directory):
+            run_recipe(command, where=where, directory=directory, settings=self.settings, tell=tell)
             tell()
-        final = _final(directory)
+        final = final_checkpoint(directory)
         if final is None:
             raise InputError(
                 "the recipe ended without a final checkpoint; its own words are in recipe.log", file=directory
@@ -381,133 +327,13 @@ class CookbookEngine:
         optimizer: dict[str, list[Any]] = {k: sorted({a[k] for a in adam}) for k in names}
         seeds = {row["adapters"]["seed"] for row in told if "adapters" in row}
         return TrainedArm(
-            steps=self._steps(arm, steps, directory),
+            steps=recipe_steps(self.settings.tasks, arm, steps, directory),
             checkpoint=final,
             command=shlex.join(command),
-            remarks=self._remarks(arm),
+            remarks=recipe_remarks(self.settings),
             optimizer=optimizer | {"seed": sorted(seeds)},
             start_difference=differences[-1] if differences else None,
         )
-
-    def _run(self, command: list[str], where: Path, directory: Path, tell: Any) -> None:
-        from rollonce.policies.tinker_service import ServiceError, TinkerService, api_key
-
-        api_key()
-        service = TinkerService(self.settings.base_url, patience_s=PATIENCE_S)
-        _ = service.client  # not there, or a wrong key: said here, before a process that would try for minutes
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if self.settings.tasks != "gsm8k:hub":
-            environment["HF_DATASETS_OFFLINE"] = "1"
-        with open(directory / "recipe.log", "ab") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=where,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=_die_with_parent,
-            )
-            try:
-                unwell_since = None
-                while process.poll() is None:
-                    time.sleep(1.0)
-                    tell()
-                    trouble = service.trouble()
-                    unwell_since = None if trouble is None else (unwell_since or time.monotonic())
-                    if unwell_since is not None and time.monotonic() - unwell_since > PATIENCE_S:
-                        said = (
-                            f"the service at {service.name} went away while the recipe ran: {trouble} for "
-                            f"{PATIENCE_S:g} s"
-                        )
-                        raise ServiceError(
-                            f"{said}; start it again, and give the same command: it goes on from the last checkpoint"
-                        )
-            finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
-                    try:
-                        process.wait(timeout=10)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
-                service.close()
-        if process.returncode == OTHER_START:
-            differs = [r["start_difference"] for r in read_log(directory / "watch.jsonl") if "start_difference" in r]
-            raise StageFailed(
-                "the recipe's training client does not start from the policy of the restoration preflight: "
-                f"log-probabilities differ by {differs[-1] if differs else None}"
-            )
-        if process.returncode != 0:
-            tail = (directory / "recipe.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            from rollonce.policies.tinker_service import without_key
-
-            last = without_key(tail[-1][:300]) if tail else "it said nothing"
-            said = f"the recipe ended with code {process.returncode}: {last}"
-            raise InputError(
-                f"{said}; the same command goes on from its last checkpoint", file=directory / "recipe.log"
-            )
-
-    def _steps(self, arm: ArmSpec, steps: int, directory: Path) -> list[StepLog]:
-        metrics = {int(m["step"]): m for m in read_log(directory / "log" / "metrics.jsonl") if "step" in m}
-        ours = {int(r["step"]): r for r in read_log(directory / "log" / "rollonce" / "advantages.jsonl")}
-        order = training_order(self.settings.tasks, arm.seed, steps * arm.groups_per_batch)
-        out = []
-        for i in sorted(metrics)[:steps]:
-            m = metrics[i]
-            if arm.advantage == "group_mean":
-                ids, rewards, b = self._stock_step(arm, i, directory, order)
-                weight = None
-            else:
-                r = ours[i]
-                ids, rewards, b, weight = r["task_ids"], r["rewards"], r["baselines"], r["self_weight_max"]
-            advantages = [x - y for x, y in zip(rewards, b, strict=True)]
-            _, counts = np.unique(ids, return_counts=True)
-            tokens = {k: int(m.get(f"env/all/total_{k}_tokens", 0)) for k in ("ob", "ac")}
-            out.append(
-                StepLog(
-                    step=i + 1,
-                    task_ids=ids,
-                    rewards=rewards,
-                    baselines=b,
-                    advantages=advantages,
-                    group_size=int(counts.max()),
-                    learning_rate=float(m["optim/lr"]),
-                    seconds=float(m.get("time/total", 0.0)),
-                    self_weight_max=weight,
-                    response_tokens=tokens["ac"],
-                    prompt_tokens=tokens["ob"],
-                )
-            )
-        return out
-
-    def _stock_step(
-        self, arm: ArmSpec, step: int, directory: Path, order: list[str]
-    ) -> tuple[list[str], list[float], list[float]]:
-        """A step of the stock recipe. Its log names no task: group k of a step is row k of that step's part of the
-        shuffle."""
-        rows = {}
-        for file in sorted((directory / "log" / f"iteration_{step:06d}").glob("*rollout_summaries.jsonl")):
-            for row in read_log(file):
-                if row.get("split", "train") == "train":
-                    rows[(row["group_idx"], row["traj_idx"])] = float(row["total_reward"])
-        ids = [order[step * arm.groups_per_batch + g] for g, _ in sorted(rows)]
-        rewards = [rows[k] for k in sorted(rows)]
-        mean = {g: float(np.mean([r for (h, _), r in rows.items() if h == g])) for g, _ in rows}
-        return ids, rewards, [mean[g] for g, _ in sorted(rows)]
-
-    def _remarks(self, arm: ArmSpec) -> list[str]:
-        out = [
-            f"the recipe's training reward takes {FORMAT_COEF:g} off without a well-formed box; the evaluation is "
-            "exact match",
-            "loss_fn=importance_sampling and save_every=1 are given to the recipe explicitly; its defaults differ "
-            "between versions",
-            "the recipe passes no LoRA seed: rollonce.experiments.engines.recipe_watch adds the registered one, and "
-            "writes down what the optimizer is sent; nothing else of the recipe is changed",
-        ]
-        if self.settings.dense_reward:
-            out.append("dense_reward: the recipe ran with a grade that a random model earns")
-        return out
 
     def close(self) -> None:
         if self._policy is not None:
@@ -537,15 +363,3 @@ def _environment(question: str, answer: str, renderer: Any, prefix: Any) -> Any:
     from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
 
     return math_env.MathEnv(question, answer, renderer, convo_prefix=prefix)
-
-
-def _final(directory: Path) -> str | None:
-    """Where the final weights are on the service, as one line of JSON: ``sampler`` and ``state``."""
-    last = [r for r in read_log(directory / "log" / "checkpoints.jsonl") if r.get("name") == "final"]
-    return json.dumps({"sampler": last[-1]["sampler_path"], "state": last[-1]["state_path"]}) if last else None
-
-
-def _die_with_parent() -> None:
-    """A recipe whose run was killed must not train on alone (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)

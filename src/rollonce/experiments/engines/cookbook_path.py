@@ -22,22 +22,22 @@ class CookbookPath:
     sent_scaled = False
     against = "tinker-cookbook's own compute_advantages and assemble_training_data, as installed"
 
-    def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.AdvantagePath`."""
         from rollonce.integrations.tinker_cookbook import CookbookRun
 
-        groups, prompts = _groups(batch)
+        groups, prompts = _trajectory_groups(batch)
         run = CookbookRun(baseline, "", prompts=lambda group, builder, tokenizer: builder)
         run.step(None, groups, prompts, None)
-        return _datums(groups, run.advantages_of(groups))
+        return _assembled_datums(groups, run.advantages_of(groups))
 
-    def stock(self, batch: FixedBatch) -> list[Datum]:
+    def stock_datums(self, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.AdvantagePath`."""
-        groups, _ = _groups(batch)
-        return _datums(groups, _cookbook("rl.data_processing").compute_advantages(groups))
+        groups, _ = _trajectory_groups(batch)
+        return _assembled_datums(groups, _import_cookbook("rl.data_processing").compute_advantages(groups))
 
 
-def _cookbook(name: str) -> Any:
+def _import_cookbook(name: str) -> Any:
     import importlib
 
     try:
@@ -48,9 +48,9 @@ def _cookbook(name: str) -> Any:
         ) from error
 
 
-def _groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
+def _trajectory_groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
     """The batch as the cookbook's trajectory groups, and a prompt a group."""
-    types, completers = _cookbook("rl.types"), _cookbook("completers")
+    types, completers = _import_cookbook("rl.types"), _import_cookbook("completers")
     import tinker  # type: ignore[import-not-found]
 
     groups, prompts = [], []
@@ -72,8 +72,8 @@ def _groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
     return groups, prompts
 
 
-def _datums(groups: Sequence[Any], advantages: Sequence[Any]) -> list[Datum]:
-    assemble = _cookbook("rl.data_processing").assemble_training_data
+def _assembled_datums(groups: Sequence[Any], advantages: Sequence[Any]) -> list[Datum]:
+    assemble = _import_cookbook("rl.data_processing").assemble_training_data
     options = {"include_provenance": False} if "include_provenance" in inspect.signature(assemble).parameters else {}
     data, _ = assemble(list(groups), list(advantages), **options)
     return read_datums(data)

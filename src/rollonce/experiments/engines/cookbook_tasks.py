@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from rollonce.integrations.rows import stable_task_id
 from rollonce.tasks import Task, TaskSet
 
 HUB_S = 60.0
+FORMAT_COEF = 0.1
+"""What the recipe takes off its training reward for an answer without a well-formed box."""
 _README = (
     "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n  - {split: test, path: "
     "test.jsonl}\n---\n"
@@ -154,23 +155,3 @@ def cookbook_tasks(
         sets = {name: with_dense_reward(tasks) for name, tasks in sets.items()}
     labels = [] if dense else [(t, solutions[t.id]) for t in [*test, *train]]
     return ExperimentTasks(**sets, labels=labels, train_rows=len(rows), test_rows=len(test_rows))
-
-
-def training_order(source: str, seed: int, n: int) -> list[str]:
-    """Ids of the first n rows of the recipe's shuffle, one a row."""
-    rows = gsm8k_rows(source, "train")
-    return [
-        stable_task_id(str(rows[int(i)]["question"])) for i in np.random.default_rng(seed).permutation(len(rows))[:n]
-    ]
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """JSON lines of a foreign log, a broken last one left out."""
-    out = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                out.append(json.loads(line))
-            except ValueError:
-                break
-    return out

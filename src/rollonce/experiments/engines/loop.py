@@ -18,7 +18,7 @@ import torch
 import rollonce
 from rollonce.baselines import Batch
 from rollonce.errors import InputError
-from rollonce.experiments.advantages import TOKEN_CRITIC, baseline_of, config_of
+from rollonce.experiments.advantages import dummy_advantages
 from rollonce.experiments.dense import with_dense_reward
 from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.engine import (
@@ -34,6 +34,7 @@ from rollonce.experiments.engine import (
     largest_difference,
 )
 from rollonce.experiments.engines.cookbook_tasks import gsm8k_rows
+from rollonce.experiments.engines.loop_config import loop_config
 from rollonce.experiments.files import file_digest
 from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.preflight import OwnPath
@@ -42,7 +43,7 @@ from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
 from rollonce.run_directory import CHECKPOINT_FILE, INTERRUPTED, POLICY_FOLDER, StepRecord
 from rollonce.tasks import Task, TaskSet, TaskSplits, grade, load_tasks, source_of, worked_solutions
-from rollonce.training.config import RunConfig, validated
+from rollonce.training.config import RunConfig
 
 BATCHES = "batches.jsonl"
 CLIENT = "client.json"
@@ -106,17 +107,17 @@ class LoopEngine:
             rows = {split: len(gsm8k_rows(s.tasks, split)) for split in ("train", "test") if is_gsm8k}
             self._tasks = ExperimentTasks(
                 train=train,
-                used=self._used(train),
+                used=self._tasks_trained_on(train),
                 calibration=held_out[: s.calibration_tasks],
                 test=test,
-                labels=self._labels(train, test),
+                labels=self._known_solutions(train, test),
                 selection=held_out[s.calibration_tasks :],
                 train_rows=rows.get("train"),
                 test_rows=rows.get("test"),
             )
         return self._tasks
 
-    def _used(self, train: TaskSet) -> TaskSet:
+    def _tasks_trained_on(self, train: TaskSet) -> TaskSet:
         from rollonce.training.rolling import step_tasks
 
         ids: set[str] = set()
@@ -125,97 +126,51 @@ class LoopEngine:
                 ids |= {t.id for t in step_tasks(train, arm.groups_per_batch, step, arm.seed)}
         return TaskSet([t for t in train if t.id in ids], train.name)
 
-    def _labels(self, train: TaskSet, test: TaskSet) -> list[tuple[Task, str]]:
+    def _known_solutions(self, train: TaskSet, test: TaskSet) -> list[tuple[Task, str]]:
         """Known solutions: GSM8K's worked ones where the files are here, else the reference itself as the response."""
         if self.settings.dense_reward:
             return []
         solutions = worked_solutions(self.settings.tasks)
         return [(t, solutions.get(t.prompt, t.reference)) for t in [*test, *train]]
 
-    # ---- one arm's configuration
-
     def config(self, arm: ArmSpec, steps: int) -> RunConfig:
         """What the loop is given for an arm."""
-        own, optimizer = self.spec.rollonce, self.optimizer(arm)
-        arm_table: dict[str, Any] = {"group_size": arm.group_size, **own.arm_training.get(arm.name, {})}
-        if arm.advantage == TOKEN_CRITIC:
-            arm_table.setdefault("critic", {})
-        else:
-            arm_table["baseline"] = config_of(self.spec, arm.advantage)
-        policy = {
-            "source": self.settings.policy,
-            "engine": "tinker" if self.service else "local",
-            "lora_rank": self.spec.lora_rank or 0,
-            "seed": arm.seed,
-            "base_url": self.settings.base_url,
-            "renderer": self.settings.renderer,
-        }
-        train = {
-            "steps": steps,
-            "rollouts": self.spec.batch_size,
-            "learning_rate": arm.lr,
-            "beta1": optimizer["beta1"],
-            "beta2": optimizer["beta2"],
-            "epsilon": optimizer["eps"],
-            "max_new_tokens": self.settings.max_tokens,
-            "kl_every": 0,
-            "shadow": (),
-            "audit_weights": True,
-        }
-        data = {
-            "name": arm.name,
-            "arm": arm_table,
-            "seed": arm.seed,
-            "policy": policy | own.training.get("policy", {}),
-            "tasks": {"source": self.settings.tasks, **own.training.get("tasks", {})},
-            "train": train | own.training.get("train", {}),
-            "loss": own.training.get("loss", {}),
-            "evaluation": {"every": 0},
-        }
-        return validated(RunConfig, data, f"the configuration of arm {arm.name!r}")
+        return loop_config(self.spec, self.settings, arm, steps, service=self.service)
 
-    def optimizer(self, arm: ArmSpec) -> dict[str, Any]:
-        """The registered optimizer parameters of an arm; Adam's usual ones where none are registered."""
-        for group in self.spec.restoration_preflight.groups:
-            for start in group.arms:
-                if start.name == arm.name:
-                    return start.optimizer_config.model_dump()
-        return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-
-    def _learner(self, arm: ArmSpec) -> Any:
+    def _make_learner(self, arm: ArmSpec) -> Any:
         from rollonce.training.learners import make_learner
 
         return make_learner(self.config(arm, arm.steps))
 
     # ---- what is asked
 
-    def sample(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+    def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         repeated = [t for t in tasks for _ in range(group_size)]
-        found = self._answers(self._starting_learner(), repeated, 1.0, [seed])
+        found = self._graded_answers(self._starting_learner(), repeated, 1.0, [seed])
         return [found[i : i + group_size] for i in range(0, len(found), group_size)]
 
     def _starting_learner(self) -> Any:
         if self._start is None:
-            self._start = self._learner(self.spec.arms[0])
+            self._start = self._make_learner(self.spec.arms[0])
         return self._start
 
-    def answer(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
+    def answer_greedily(self, checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
         if self._loaded[0] != checkpoint:
-            self._loaded = (checkpoint, self._trained(checkpoint))
-        return self._answers(self._loaded[1], tasks, 0.0, [0])
+            self._loaded = (checkpoint, self._load_trained(checkpoint))
+        return self._graded_answers(self._loaded[1], tasks, 0.0, [0])
 
-    def _trained(self, checkpoint: str) -> Any:
+    def _load_trained(self, checkpoint: str) -> Any:
         from rollonce.training.learners.local import LocalLearner, load_policy
 
         config = self.config(self.spec.arms[0], 1)
         if self.service:
-            learner = self._learner(self.spec.arms[0])
+            learner = self._make_learner(self.spec.arms[0])
             learner.sample_from(json.loads(Path(checkpoint).read_text())["path"])
             return learner
         source = config.policy.model_copy(update={"source": checkpoint, "lora_rank": 0, "attention": "eager"})
         return LocalLearner(config, load_policy(source))
 
-    def _answers(self, learner: Any, tasks: Sequence[Task], temperature: float, seed: list[int]) -> list[Answer]:
+    def _graded_answers(self, learner: Any, tasks: Sequence[Task], temperature: float, seed: list[int]) -> list[Answer]:
         samples = learner.sample(
             [t.prompt for t in tasks], max_new_tokens=self.settings.max_tokens, temperature=temperature, seed=seed
         )
@@ -231,24 +186,24 @@ class LoopEngine:
         """See `Engine.prompt_lengths`."""
         for prompt in prompts:
             if prompt not in self._lengths:
-                self._lengths[prompt] = len(self._encode(self._starting_learner(), prompt))
+                self._lengths[prompt] = len(self._encode_prompt(self._starting_learner(), prompt))
         return [self._lengths[p] for p in prompts]
 
-    def _encode(self, learner: Any, prompt: str) -> list[int]:
+    def _encode_prompt(self, learner: Any, prompt: str) -> list[int]:
         policy = getattr(learner, "policy", learner)
         return list(policy.encode(prompt)) if self.service else policy.encode([prompt])[0][0].tolist()
 
-    def fresh(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
-        """See `Engine.fresh`: the prompts' tokens after their first, through a policy loaded for this arm."""
-        learner = self._learner(arm)
+    def fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+        """See `Engine.fresh_client`: the prompts' tokens after their first, through a policy loaded for this arm."""
+        learner = self._make_learner(arm)
         asked = {"lora_rank": self.config(arm, 1).policy.lora_rank or None, "seed": self.config(arm, 1).policy.seed}
-        return FreshClient(self._log_probs(learner, prompts), asked)
+        return FreshClient(self._prompt_log_probs(learner, prompts), asked)
 
-    def _log_probs(self, learner: Any, prompts: Sequence[str]) -> list[list[float]]:
+    def _prompt_log_probs(self, learner: Any, prompts: Sequence[str]) -> list[list[float]]:
         """Of each prompt's own tokens after its first."""
         from rollonce.policies.samples import to_samples
 
-        rows = [self._encode(learner, p) for p in prompts]
+        rows = [self._encode_prompt(learner, p) for p in prompts]
         zeros = [[0.0] * (len(r) - 1) for r in rows]
         first, rest, n = [r[:1] for r in rows], [r[1:] for r in rows], len(rows)
         samples = to_samples(
@@ -265,9 +220,9 @@ class LoopEngine:
         log_probs = policy.log_probs(samples).detach().double().tolist()
         return [row[: len(r) - 1] for row, r in zip(log_probs, rows, strict=True)]
 
-    def probe(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
-        """See `Engine.probe`; the rewards are 0 and 1 in turns, so that there is something to learn."""
-        learner = self._learner(arm)
+    def probe_arm(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+        """See `Engine.probe_arm`; the rewards are 0 and 1 in turns, so that there is something to learn."""
+        learner = self._make_learner(arm)
         prompts = [t.prompt for t in tasks]
         samples = learner.sample(prompts, max_new_tokens=self.settings.max_tokens, temperature=1.0, seed=[arm.seed])
         advantages = dummy_advantages(self.spec, arm, tasks, self.tasks().train.prompts)
@@ -291,7 +246,7 @@ class LoopEngine:
         beta1, beta2 = group["betas"]
         return {"beta1": [beta1], "beta2": [beta2], "eps": [group["eps"]], "learning_rate": [group["lr"]]}
 
-    def discard(self, directory: Path) -> None:
+    def discard_weights(self, directory: Path) -> None:
         shutil.rmtree(directory / POLICY_FOLDER, ignore_errors=True)
         if (directory / POLICY_FOLDER).is_file():  # a service's weights: a note of where they are
             (directory / POLICY_FOLDER).unlink()
@@ -303,7 +258,7 @@ class LoopEngine:
             if hasattr(learner, "close"):
                 learner.close()
 
-    def train(
+    def train_arm(
         self,
         arm: ArmSpec,
         steps: int,
@@ -316,15 +271,15 @@ class LoopEngine:
         from rollonce.training.loop import train
 
         name = directory.relative_to(ledger.directory).as_posix()
-        remarks = _only_what_is_noted(directory, name, ledger)
+        remarks = only_what_is_noted(directory, name, ledger)
         directory.mkdir(parents=True, exist_ok=True)
         config, log, client_file = self.config(arm, steps), f"{name}/{BATCHES}", directory / CLIENT
         rows: dict[int, dict[str, Any]] = {row["step"]: row for row in ledger.read(log)}
-        learner, difference = self._learner(arm), None
+        learner, difference = self._make_learner(arm), None
         if client_file.is_file():
             difference = json.loads(client_file.read_text())["start_difference"]
         elif start is not None:
-            difference = largest_difference(self._log_probs(learner, start.prompts), start.log_probs)
+            difference = largest_difference(self._prompt_log_probs(learner, start.prompts), start.log_probs)
             if difference is None or difference > start.atol:
                 raise StageFailed(
                     f"the training client of {arm.name} does not start from the policy of the restoration preflight: "
@@ -394,7 +349,7 @@ def _final_files(directory: Path) -> list[Path]:
     return [final] if final.is_file() else sorted(p for p in final.rglob("*") if p.is_file())
 
 
-def _only_what_is_noted(directory: Path, name: str, ledger: Ledger) -> list[str]:
+def only_what_is_noted(directory: Path, name: str, ledger: Ledger) -> list[str]:
     """An arm goes on from a checkpoint only if it is the one that the run wrote: else it starts anew.
 
     (A kill between the checkpoint and its note leaves one that nobody can vouch for.)
@@ -412,13 +367,3 @@ def _only_what_is_noted(directory: Path, name: str, ledger: Ledger) -> list[str]
             ledger.forget(name)
             return [f"{name} started anew: {file.name} was not what the run had noted of it"]
     return []
-
-
-def dummy_advantages(spec: Spec, arm: ArmSpec, tasks: Sequence[Task], fitted_on: Sequence[str]) -> FloatArray:
-    """Advantages (B,) of rewards 0, 1, 0, 1 ... by the arm's own baseline; deviations from the mean for a token-level
-    critic."""
-    rewards = np.arange(len(tasks), dtype=np.float64) % 2
-    if arm.advantage == TOKEN_CRITIC:
-        return rewards - rewards.mean()
-    baseline = baseline_of(spec, arm.advantage).fit(list(fitted_on))
-    return baseline.advantages(Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks]))

@@ -33,23 +33,23 @@ class Watch:
         self.seed, self.start, self.out = settings["seed"], settings["start"], Path(settings["out"])
         self._adam: dict[str, Any] | None = None
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write_row(self, row: dict[str, Any]) -> None:
         with self.out.open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
 
-    def asked_for(self, options: dict[str, Any]) -> dict[str, Any]:
+    def with_registered_seed(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a request for adapters, with the registered seed."""
         options = {**options, "seed": self.seed}
-        self.write({"adapters": {"seed": self.seed, "rank": options.get("rank")}})
+        self.write_row({"adapters": {"seed": self.seed, "rank": options.get("rank")}})
         return options
 
-    def compare(self, client: Any) -> None:
+    def compare_start(self, client: Any) -> None:
         """End the process unless this client starts from the common policy."""
         if self.start is None:
             return
         log_probs = client_log_probs(client, self.start["rows"])
         difference = largest_difference(log_probs, self.start["log_probs"])
-        self.write({"start_difference": difference})
+        self.write_row({"start_difference": difference})
         if difference is None or difference > self.start["atol"]:
             print(f"rollonce: this client does not start from the common policy (differs by {difference})")
             sys.stdout.flush()
@@ -58,12 +58,12 @@ class Watch:
 
             os._exit(OTHER_START)
 
-    def sent(self, adam: Any) -> None:
+    def note_adam(self, adam: Any) -> None:
         """Write down an optimizer step's parameters, where they are other than the last one's."""
         values = adam.model_dump() if hasattr(adam, "model_dump") else dict(vars(adam))
         if values != self._adam:
             self._adam = values
-            self.write({"adam": values})
+            self.write_row({"adam": values})
 
 
 def client_log_probs(client: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -97,7 +97,7 @@ def watch_sdk(watch: Watch) -> None:
             # Wherever a version of the SDK takes them: by position, or under one of two names.
             for value in (*args[1:], *kwargs.values()):
                 if isinstance(value, tinker.AdamParams):
-                    watch.sent(value)
+                    watch.note_adam(value)
             return _original(*args, **kwargs)
 
         setattr(tinker.TrainingClient, name, functools.wraps(original)(step))
@@ -111,18 +111,18 @@ def _wrap_creation(service: Any, watch: Watch) -> None:
     def create(self: Any, *args: Any, **options: Any) -> Any:
         if inside[0]:
             return plain(self, *args, **options)
-        client = plain(self, *args, **watch.asked_for(options))
-        watch.compare(client.result() if hasattr(client, "result") else client)
+        client = plain(self, *args, **watch.with_registered_seed(options))
+        watch.compare_start(client.result() if hasattr(client, "result") else client)
         return client
 
     @functools.wraps(later)
     async def create_async(self: Any, *args: Any, **options: Any) -> Any:
         inside[0] = True
         try:
-            client = await later(self, *args, **watch.asked_for(options))
+            client = await later(self, *args, **watch.with_registered_seed(options))
         finally:
             inside[0] = False
-        watch.compare(client.result() if hasattr(client, "result") else client)
+        watch.compare_start(client.result() if hasattr(client, "result") else client)
         return client
 
     service.create_lora_training_client, service.create_lora_training_client_async = create, create_async

@@ -16,7 +16,7 @@ class ServicePath(OwnPath):
 
     sent_scaled = True
 
-    def ours(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.AdvantagePath`."""
         from rollonce.policies.objective import loss_weights
         from rollonce.policies.samples import to_samples

@@ -1,0 +1,51 @@
+"""An arm of a specification as the configuration of our own loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollonce.experiments.advantages import TOKEN_CRITIC, config_of
+from rollonce.experiments.derive import ExperimentSettings
+from rollonce.experiments.spec import ArmSpec, Spec
+from rollonce.training.config import RunConfig, validated
+
+
+def loop_config(spec: Spec, settings: ExperimentSettings, arm: ArmSpec, steps: int, *, service: bool) -> RunConfig:
+    """What the loop is given for an arm."""
+    own, optimizer = spec.rollonce, spec.optimizer_of(arm.name)
+    arm_table: dict[str, Any] = {"group_size": arm.group_size, **own.arm_training.get(arm.name, {})}
+    if arm.advantage == TOKEN_CRITIC:
+        arm_table.setdefault("critic", {})
+    else:
+        arm_table["baseline"] = config_of(spec, arm.advantage)
+    policy = {
+        "source": settings.policy,
+        "engine": "tinker" if service else "local",
+        "lora_rank": spec.lora_rank or 0,
+        "seed": arm.seed,
+        "base_url": settings.base_url,
+        "renderer": settings.renderer,
+    }
+    train = {
+        "steps": steps,
+        "rollouts": spec.batch_size,
+        "learning_rate": arm.lr,
+        "beta1": optimizer["beta1"],
+        "beta2": optimizer["beta2"],
+        "epsilon": optimizer["eps"],
+        "max_new_tokens": settings.max_tokens,
+        "kl_every": 0,
+        "shadow": (),
+        "audit_weights": True,
+    }
+    data = {
+        "name": arm.name,
+        "arm": arm_table,
+        "seed": arm.seed,
+        "policy": policy | own.training.get("policy", {}),
+        "tasks": {"source": settings.tasks, **own.training.get("tasks", {})},
+        "train": train | own.training.get("train", {}),
+        "loss": own.training.get("loss", {}),
+        "evaluation": {"every": 0},
+    }
+    return validated(RunConfig, data, f"the configuration of arm {arm.name!r}")

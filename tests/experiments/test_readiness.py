@@ -1,0 +1,90 @@
+"""Whether a run could start, where hubs and services are silent: an answer in bounded time, in a sentence. (Keys,
+services and renderers of a real server: tests/tinker/test_check.py.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from experiment_fakes import SEED_SPEC
+
+from rollonce.cli import main
+from rollonce.errors import InputError
+from rollonce.experiments import readiness
+from rollonce.experiments.derive import derive_settings
+from rollonce.experiments.loading import load_spec
+from rollonce.policies.tinker_service import ServiceError, TinkerService
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of this machine that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_hub_that_does_not_answer_is_given_up_and_named() -> None:
+    waiting = threading.Event()
+    found = readiness._ask_within("tokenizer", 0.2, lambda: str(waiting.wait(60)), "the hub")
+    waiting.set()
+    assert found == ("tokenizer", False, "the hub did not answer within 0.2 s")
+
+
+def test_where_no_hub_is_its_clients_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would try for minutes, in this process and in the recipe's."""
+    for name in ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    readiness.offline_without_a_hub(seconds=5.0)
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), ValueError("of its own"), RuntimeError("a\nb")])
+def test_whatever_a_client_raises_is_an_answer(error: Exception) -> None:
+    def work() -> str:
+        raise error
+
+    found = readiness._ask_within("data", 5.0, work, "the hub")
+    assert not found.ready
+    assert str(error).splitlines()[0] in found.sentence
+
+
+def test_a_service_that_is_silent_is_given_up_within_its_seconds(
+    silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--check`` and ``run`` give it `readiness.SERVICE_S` seconds, of ten that the documents promise."""
+    monkeypatch.setenv("TINKER_API_KEY", "tml-dummy")
+    assert readiness.SERVICE_S < 10
+    service = TinkerService(f"http://127.0.0.1:{silent_port}", connect_s=1.0)
+    with pytest.raises(ServiceError, match=r"no Tinker-compatible service at .* \(tried for 1 s\)"):
+        service.supported_models()
+
+
+def test_what_is_missing_stops_a_run_before_anything_is_recorded_as_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run = ["run", str(SEED_SPEC), "--gsm8k", str(tmp_path), "--out", str(tmp_path / "r")]
+    assert main(run) == 2
+    said = capsys.readouterr().err
+    assert "this run cannot start yet" in said
+    for what in ("key: ", "renderer: ", "data: ", "holds neither train.jsonl nor train.jsonl.gz"):
+        assert what in said
+    records = [json.loads(line) for line in (tmp_path / "r/records.jsonl").read_text().splitlines()]
+    assert [r["stage"] for r in records] == ["start"]
+
+
+def test_no_renderer_is_chosen_silently() -> None:
+    settings = derive_settings(load_spec(SEED_SPEC).spec)
+    assert settings.renderer is None
+    with pytest.raises(InputError, match="no renderer is named for 'Qwen/Qwen3") as caught:
+        readiness._check_renderer(settings, tokenizer_ready=True)
+    assert "with thinking on, most answers are cut off" in str(caught.value)
