@@ -83,7 +83,7 @@ WRONG = [
     (
         "arms.1.groups_per_batch",
         7,
-        "arms[1]: group_size 1 x groups_per_batch 7 = 7 rollouts a step, but batch_size is 8",
+        "arms[1]: group_size 1 x groups_per_batch 7 = 7 rollouts per step, but batch_size is 8",
     ),
     ("arms.1.steps", 4, "arms[1].steps: expected the specification's steps, 3; found 4"),
     ("arms.1.name", "grpo_g8", "arms[1].name: 'grpo_g8' stands twice"),

@@ -71,7 +71,7 @@ def fixed_batch(prompts: Sequence[str], group_size: int, seed: int = 0) -> Fixed
 
 
 def plain_datums(batch: FixedBatch, advantages_B: FloatArray) -> list[Datum]:
-    """The batch with one advantage a rollout, on response positions only."""
+    """The batch with one advantage per rollout, on response positions only."""
     out = []
     for p, r, old, a in zip(batch.prompt_tokens, batch.response_tokens, batch.old_log_probs, advantages_B, strict=True):
         whole, before = p + r, len(p) - 1
@@ -94,7 +94,7 @@ class TinyModel:
         return [self.embedding, self.output, self.read, self.carry, self.bias]
 
     def __call__(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Log-probability of each target (T,), a tensor a sequence."""
+        """Log-probability of each target (T,), one tensor per sequence."""
         return [
             self._one([i % VOCABULARY for i in x], [i % VOCABULARY for i in y])
             for x, y in zip(inputs, targets, strict=True)

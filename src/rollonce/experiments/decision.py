@@ -20,7 +20,7 @@ from rollonce.tuning.power import half_width
 
 Verdict = Literal["validated", "failed", "inconclusive"]
 CAVEAT = (
-    "The interval is over evaluation items, conditional on these checkpoints: one seed an arm. It says nothing of how "
+    "The interval is over evaluation items, conditional on these checkpoints: one seed per arm. It says nothing of how "
     "much another seed of the same arm would differ."
 )
 
@@ -190,7 +190,7 @@ def _verdict_sentence(verdict: Verdict, c: Criterion, i: Interval, *, n: int, al
 
 
 def power_statement(rule: DecisionRule, n: int) -> list[str]:
-    """What the design can pass, before anything is spent: a sentence a criterion."""
+    """What the design can pass, before anything is spent: one sentence per criterion."""
     alpha = rule.alpha / len(rule.criteria)
     out = []
     for c in rule.criteria:

@@ -151,7 +151,7 @@ class Engine(Protocol):
     def tasks(self) -> ExperimentTasks: ...
 
     def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
-        """``group_size`` sampled and graded rollouts a task from the starting policy."""
+        """``group_size`` sampled and graded rollouts per task from the starting policy."""
         ...
 
     def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:

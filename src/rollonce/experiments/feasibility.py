@@ -25,7 +25,7 @@ def project_phases(
     eval_items: int,
     n_items: int,
 ) -> list[Projection]:
-    """A phase an arm and one for the evaluations. The first step compiles and warms up: it is counted once, not
+    """One phase per arm and one for the evaluations. The first step compiles and warms up: it is counted once, not
     extrapolated."""
     out = []
     for arm in arms:

@@ -122,7 +122,7 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
             yield f"{at}.name", f"{arm.name!r} stands twice; arms need names of their own"
         if arm.rollouts != spec.batch_size:
             rollouts = f"group_size {arm.group_size} x groups_per_batch {arm.groups_per_batch} = {arm.rollouts}"
-            yield at, f"{rollouts} rollouts a step, but batch_size is {spec.batch_size}"
+            yield at, f"{rollouts} rollouts per step, but batch_size is {spec.batch_size}"
         if arm.steps != spec.steps:
             yield f"{at}.steps", f"expected the specification's steps, {spec.steps}; found {arm.steps}"
         if arm.lr != spec.optimizer.lr and spec.rollonce.selection is None:

@@ -1,7 +1,7 @@
 """The run's diary: append-only JSON records, each holding the hash of the one before and of the specification; and the
 run's lock.
 
-``records.jsonl`` has one line a finished stage::
+``records.jsonl`` has one line per finished stage::
 
     {"index", "stage", "status", "inputs", "data", "files", "seconds", "utc", "spec", "previous", "hash"}
 

@@ -1,7 +1,7 @@
 """A model on a Tinker-compatible service as a policy: it samples and learns there, the baseline and the advantages stay
 here.
 
-A thin loop on the raw SDK: sample, `forward_backward` with one advantage a token, `optim_step`, new sampling weights.
+A thin loop on the raw SDK: sample, `forward_backward` with one advantage per token, `optim_step`, new sampling weights.
 Loss, renderer, tokenizer and the optimizer's parameters are always said, because services differ in their defaults.
 Nothing of tinker-cookbook is used (unless a renderer of its is asked for).
 
@@ -210,7 +210,7 @@ class TinkerPolicy:
         seed: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> Samples:
-        """One rollout a prompt, from the whole vocabulary, with the log-probability of each token.
+        """One rollout per prompt, from the whole vocabulary, with the log-probability of each token.
 
         Args:
             prompts: B texts.

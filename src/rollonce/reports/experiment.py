@@ -27,7 +27,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 200, 40, 8, 10, 30
 
 
 class Trace(NamedTuple):
-    """One arm's training, a value a step."""
+    """One arm's training, one value per step."""
 
     arm: str
     steps: list[int]
@@ -252,7 +252,7 @@ def _titled_figure(title: str, series: Sequence[Sequence[float]], names: Sequenc
 
 
 def line_chart(series: Sequence[Sequence[float]], label: str) -> Markup:
-    """Values by step, one line a series."""
+    """Values by step, one line per series."""
     points = [v for s in series for v in s if math.isfinite(v)]
     n = max((len(s) for s in series), default=0)
     if not points or n == 0:

@@ -49,7 +49,7 @@ def _import_cookbook(name: str) -> Any:
 
 
 def _trajectory_groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
-    """The batch as the cookbook's trajectory groups, and a prompt a group."""
+    """The batch as the cookbook's trajectory groups, and one prompt per group."""
     types, completers = _import_cookbook("rl.types"), _import_cookbook("completers")
     import tinker  # type: ignore[import-not-found]
 
