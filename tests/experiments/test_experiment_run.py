@@ -296,7 +296,7 @@ def test_a_run_over_budget_stops_before_the_arms(tmp_path: Path) -> None:
 
 
 def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FakeEngine.train
+    real = FakeEngine.train_arm
 
     def sloppy(self: FakeEngine, arm: ArmSpec, steps: int, directory: Path, **more: Any):
         found = real(self, arm, steps, directory, **more)
@@ -306,7 +306,7 @@ def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatc
             else found
         )
 
-    monkeypatch.setattr(FakeEngine, "train", sloppy)
+    monkeypatch.setattr(FakeEngine, "train_arm", sloppy)
     found = outcome_of(tmp_path, {})
     assert (found.code, found.stage) == (1, "arm:grpo_g8")
     assert "learning rates [1.0] instead of [0.0002]" in found.sentence
@@ -342,7 +342,7 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
 def test_kill_9_at_every_few_events_then_resume(tmp_path: Path) -> None:
     here = Path(__file__).parent
     found = subprocess.run(
-        [sys.executable, str(here / "killing.py"), str(tmp_path), "1", "6"],
+        [sys.executable, str(here / "killing.py"), str(tmp_path), "2", "11"],
         capture_output=True,
         text=True,
         timeout=1500,

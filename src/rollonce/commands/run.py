@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,7 @@ def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
     from rollonce.experiments.plan import largest_cost, plan_lines
     from rollonce.experiments.readiness import check_readiness
 
+    began = time.monotonic()
     pins = resolve_pins(loaded, settings)
     ready = check_readiness(settings)
     missing = [r for r in ready if not r.ready]
@@ -143,6 +145,7 @@ def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
                 "unknown_fields": loaded.unknown,
                 "readiness": [r._asdict() for r in ready],
                 "can_start": not missing and not pins.open,
+                "seconds": round(time.monotonic() - began, 1),
             }
         )
         return 2 if missing or pins.open else 0
@@ -155,7 +158,8 @@ def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
             console.print(f"  - {line}", markup=False, soft_wrap=True)
     lacking = [r.what for r in missing] + list(pins.open)
     end = f"It cannot start yet: {', '.join(lacking)}." if lacking else "It can start."
-    console.print(f"\nNothing was run. {end}", markup=False, soft_wrap=True)
+    seconds = time.monotonic() - began
+    console.print(f"\nNothing was run; looking took {seconds:.1f} s. {end}", markup=False, soft_wrap=True)
     return 2 if lacking else 0
 
 
