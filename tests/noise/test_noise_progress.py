@@ -194,6 +194,9 @@ def test_the_exponent_of_an_exact_power_and_what_is_left_between_right_and_wrong
     shifted = fit_exponent(surprisal**1.2 * np.exp(-0.5 * rewards), surprisal, rewards, task)
     assert shifted.exponent == pytest.approx((1.2, 1.2, 1.2), abs=1e-9)
     assert shifted.right_over_wrong == pytest.approx((-0.5, -0.5, -0.5), abs=1e-9)
+    # Right rollouts with half the surprisal and an eighth of the squared norm: a power of 3 between them.
+    halved, eighth = surprisal * 0.5**rewards, surprisal**1.2 * 0.125**rewards
+    assert fit_exponent(eighth, halved, rewards, task).between_rewards.value == pytest.approx(3.0, abs=1e-9)
 
 
 def test_adams_metric_counts_each_parameter_in_units_of_its_own_size():

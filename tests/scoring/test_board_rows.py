@@ -33,11 +33,11 @@ def test_names_are_labels_names_or_parts_of_labels(table: Rollouts) -> None:
 
 def test_a_near_miss_is_named(table: Rollouts) -> None:
     with pytest.raises(InputError, match="did you mean 'gs1_tfidf'"):
-        chosen_rows(table.tasks, 16, only=["gs1_tdidf"])
+        chosen_rows(table, 16, only=["gs1_tdidf"])
 
 
 def test_quick_leaves_out_what_is_fitted_on_rewards(table: Rollouts) -> None:
-    rows = chosen_rows(table.tasks, 16, quick=True)
+    rows = chosen_rows(table, 16, quick=True)
     assert not any(hasattr(r, "fit_rewards") or "boosted" in r.label for r in rows)
     assert {"LOO mean", "Kriging, window 16"} <= {r.label for r in rows}
 

@@ -14,6 +14,7 @@ from rollonce.baselines.kernel import (
     published_tfidf,
 )
 from rollonce.baselines.kriging import Kriging
+from rollonce.baselines.norm_weighted import NormWeighted
 from rollonce.baselines.own import FunctionBaseline
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
@@ -37,6 +38,7 @@ __all__ = [
     "LeaveOneOut",
     "LinearSmoother",
     "NoBaseline",
+    "NormWeighted",
     "Oracle",
     "Prediction",
     "ReinforcePlusPlus",

@@ -303,6 +303,10 @@ class LinearSmoother(Baseline):
         w = self.smoothing_weights(tasks, columns_KM, n_rows, visible_KBM, ages_M)
         return self._shrunk(w, visible_KBM, ages_M)
 
+    def weighted_means(self, w_KBM: FloatArray, rewards_KM: FloatArray) -> FloatArray:
+        """``W r`` (K, B) of many batches at once, from `weight_blocks` and the rewards of the columns (K, M)."""
+        return np.einsum("kbm,km->kb", w_KBM, rewards_KM)
+
     def _shrunk(self, w_KBM: FloatArray, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
         if self.shrinkage == 0:
             return w_KBM

@@ -5,6 +5,9 @@ A name means a baseline that sees the batch alone. ``<name>_window`` sees the ne
 ``length_buckets_window``, ``kriging_window_128``. Critics, trackers and the oracle know nothing but the past; their
 names have no window unless another than their own is asked for (``ridge_window_128``).
 
+``norm_weighted_<name>`` is any smoother with the rewards weighted by typical squared gradient norms
+(`rollonce.baselines.norm_weighted`): ``norm_weighted_loo_window``, ``norm_weighted_self_tuning``.
+
 `ALIASES` are names from before this rule, from configurations and from specifications; they go on working.
 ``tfidf_kernel_loo_T<temperature>`` is the published TF-IDF kernel at another temperature.
 
@@ -19,11 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rollonce.baselines.base import Baseline
+from rollonce.baselines.base import Baseline, LinearSmoother
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean
 from rollonce.baselines.kriging import Kriging
+from rollonce.baselines.norm_weighted import NormWeighted
 from rollonce.baselines.own import imported_baseline, offered_baseline, offered_baselines
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
@@ -205,6 +209,13 @@ CATALOGUE: tuple[Entry, ...] = (
         "as self_tuning, fitted on 256 rows every 32 steps",
         forms="both",
     ),
+    Entry(
+        "norm_weighted_loo",
+        lambda w: NormWeighted(LeaveOneOut(window=w)),
+        "LOO norm",
+        "sum_{j != i} m_j r_j / sum m_j, m_j the typical S^2 of past rollouts with reward r_j, S = -log pi",
+        forms="both",
+    ),
     Entry("experts", lambda _: ExpertMixture(), "experts", "the mixture of baselines with the least past E[A^2]"),
     Entry(
         "tracker", lambda _: Tracker(), "tracker", "discounted mean of the task's own earlier rewards", board="batch"
@@ -226,6 +237,9 @@ ALIASES: dict[str, str] = {
     "length_buckets_loo": "length_buckets",
 }
 """Other names of the same baselines, in configurations and specifications: from -> to."""
+
+NORM_WEIGHTED = "norm_weighted_"
+"""Before the name of a smoother: its norm-weighted form."""
 
 _BY_NAME = {entry.name: entry for entry in CATALOGUE}
 _WINDOWED = re.compile(r"(.+?)_window(?:_(\d+))?")
@@ -269,6 +283,8 @@ def named_baseline(name: str) -> Baseline:
     """
     if ":" in name:
         return imported_baseline(name)
+    if name.startswith(NORM_WEIGHTED) and name not in _BY_NAME:
+        return _norm_weighted(named_baseline(name.removeprefix(NORM_WEIGHTED)), name)
     temperature = tfidf_temperature(name)
     if temperature is not None:
         return KernelBaseline(Softmax(temperature=temperature))
@@ -289,13 +305,21 @@ def named_baseline(name: str) -> Baseline:
     return entry.make(int(match[2]) if match[2] else WINDOW)
 
 
-def board_baselines(tasks: Tasks, window: int = WINDOW) -> list[Baseline]:
+def _norm_weighted(smoother: Baseline, name: str) -> NormWeighted:
+    if not isinstance(smoother, LinearSmoother):
+        raise InputError(f"{smoother.label} is no weighted mean of other rewards, so {name!r} means nothing")
+    return NormWeighted(smoother)
+
+
+def board_baselines(tasks: Tasks, window: int = WINDOW, norm_exponent: float | None = None) -> list[Baseline]:
     """What `rollonce score` ranks by default, unfitted: plain ones, the published examples, relatives, and their
     windowed forms.
 
     Args:
         tasks: A declared column of these becomes a "same column" baseline of its own.
         window: Rows of earlier steps for the windowed forms; 0 leaves them and the critics out.
+        norm_exponent: Of the surprisal, for the norm-weighted forms, which need log-probabilities; None leaves them
+            out.
     """
     out: list[Baseline] = []
     for entry in CATALOGUE:
@@ -307,7 +331,19 @@ def board_baselines(tasks: Tasks, window: int = WINDOW) -> list[Baseline]:
             out += [family_mean(column, window=w) for column in tasks.column_names for w in windows]
         else:
             out += [entry.make(w) for w in windows]
-    return out
+    return out if norm_exponent is None else [*out, *norm_weighted_baselines(window, norm_exponent)]
+
+
+def norm_weighted_baselines(window: int, exponent: float) -> list[Baseline]:
+    """The norm-weighted forms that boards show, unfitted: of LOO, and of LOO, TF-IDF and self-tuning with a window."""
+    smoothers: list[LinearSmoother] = [LeaveOneOut()]
+    if window:
+        smoothers += [
+            LeaveOneOut(window=window),
+            KernelBaseline(Softmax(), window=window),
+            SelfTuning(window=window),
+        ]
+    return [NormWeighted(smoother, exponent) for smoother in smoothers]
 
 
 __all__ = [
@@ -319,5 +355,6 @@ __all__ = [
     "known_names",
     "load_baseline",
     "named_baseline",
+    "norm_weighted_baselines",
     "tfidf_temperature",
 ]

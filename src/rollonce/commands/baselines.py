@@ -16,7 +16,9 @@ One name means the same baseline on the board, as an arm of a training run and
 in Python.
 
 <name> sees the batch alone; <name>_window sees the newest 512 rows of earlier
-steps as well, <name>_window_<rows> another number of them. Baselines that
+steps as well, <name>_window_<rows> another number of them;
+norm_weighted_<name> weights the other rewards by how large the gradients of
+such rollouts typically are, and needs log-probabilities. Baselines that
 installed packages offer are listed too; your own code goes by module:name
 (docs/own_kernel.md).
 

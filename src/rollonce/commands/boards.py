@@ -87,7 +87,7 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
             that is asked for.
     """
     for table in tables:
-        chosen_rows(table.tasks, settings.window, settings.only)
+        chosen_rows(table, settings.window, settings.only, exponent=settings.exponent)
     for path in settings.saved:
         load_given(path)
     jobs = min(jobs or _cores(), len(tables))
@@ -157,7 +157,7 @@ def score_table(table: Rollouts, settings: BoardSettings, tell: Callable[[str | 
 def _rows(table: Rollouts, settings: BoardSettings) -> tuple[list[Baseline], dict[str, Baseline], list[str]]:
     """What is fitted on the table, by its file what is scored as it was fitted, and the labels of what was given."""
     given = {what: load_given(what) for what in settings.saved}
-    rows = chosen_rows(table.tasks, settings.window, settings.only, settings.quick)
+    rows = chosen_rows(table, settings.window, settings.only, settings.quick, settings.exponent)
     rows += [baseline for baseline in given.values() if not baseline.keeps_fit]
     saved = {what: baseline for what, baseline in given.items() if baseline.keeps_fit}
     return list({row.label: row for row in rows}.values()), saved, [baseline.label for baseline in given.values()]

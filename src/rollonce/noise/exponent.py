@@ -30,6 +30,9 @@ class SurprisalExponent(NamedTuple):
         rest: Standard deviation of what the power leaves of ``log |g|^2``; ``total``: before.
         right_over_wrong: What it leaves between rollouts above and below the mean reward: the difference of the mean
             of ``log |g|^2`` (nats), 0 if surprisal says it all.
+        between_rewards: The power between rollouts above and below the mean reward: the difference of their mean
+            ``log |g|^2`` over that of their mean ``log S``. What norm-weighted baselines take; NaN where the surprisals
+            do not differ.
         n_rollouts: Behind it.
     """
 
@@ -39,6 +42,7 @@ class SurprisalExponent(NamedTuple):
     rest: float
     total: float
     right_over_wrong: Estimate
+    between_rewards: Estimate
     n_rollouts: int
 
 
@@ -72,7 +76,7 @@ def fit_exponent(
         )
     x, y = np.log(surprisals_R[used]), np.log(squared_norms_R[used])
     good, task = rewards_R[used] > rewards_R[used].mean(), task_R[used]
-    slope, gap = _fit(x, y, good)
+    slope, gap, power = _fit(x, y, good)
     rest = y - y.mean() - slope * (x - x.mean())
     rng = np.random.default_rng([seed, 51])
     tasks = np.unique(task)
@@ -81,7 +85,7 @@ def fit_exponent(
     for _ in range(_RESAMPLES):
         at = np.concatenate([rows_of[t] for t in rng.choice(tasks, len(tasks))])
         draws.append(_fit(x[at], y[at], good[at]))
-    low, high = np.nanpercentile(np.array(draws), [2.5, 97.5], axis=0)
+    low, high = _percentiles(np.array(draws))
     return SurprisalExponent(
         metric=metric,
         exponent=Estimate(slope, float(low[0]), float(high[0])),
@@ -89,16 +93,28 @@ def fit_exponent(
         rest=float(rest.std()),
         total=float(y.std()),
         right_over_wrong=Estimate(gap, float(low[1]), float(high[1])),
+        between_rewards=Estimate(power, float(low[2]), float(high[2])),
         n_rollouts=int(used.sum()),
     )
 
 
-def _fit(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float]:
+def _percentiles(draws: FloatArray) -> FloatArray:
+    """The ends of 95% intervals (2, columns); NaN for a column that no draw has."""
+    known = np.isfinite(draws).any(axis=0)
+    out = np.full((2, draws.shape[1]), np.nan)
+    out[:, known] = np.nanpercentile(draws[:, known], [2.5, 97.5], axis=0)
+    return out
+
+
+def _fit(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float, float]:
     centred = x - x.mean()
     slope = float(centred @ (y - y.mean()) / max(float(centred @ centred), 1e-300))
     rest = y - slope * x
-    gap = float(rest[good].mean() - rest[~good].mean()) if good.any() and not good.all() else float("nan")
-    return slope, gap
+    if not good.any() or good.all():
+        return slope, float("nan"), float("nan")
+    gap = float(rest[good].mean() - rest[~good].mean())
+    apart = float(x[good].mean() - x[~good].mean())
+    return slope, gap, slope + gap / apart if abs(apart) > 1e-9 else float("nan")
 
 
 def adam_squared_norms(coordinates_RD: np.ndarray, n_parameters: int) -> FloatArray:

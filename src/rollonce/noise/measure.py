@@ -37,6 +37,7 @@ from rollonce.baselines import (
     family_mean,
     published_tfidf,
 )
+from rollonce.baselines.catalogue import norm_weighted_baselines
 from rollonce.errors import InputError
 from rollonce.kernels import Buckets
 from rollonce.noise.moments import between_within, group_row, task_moments
@@ -47,11 +48,14 @@ from rollonce.scoring.quantities import Design, Quantity
 from rollonce.scoring.recipe import drawn_baselines
 
 
-def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline | CrossFitted]:
+def noise_baselines(
+    rollouts: Rollouts, window: int = 512, norm_exponent: float | None = None
+) -> list[Baseline | CrossFitted]:
     """What `rollonce noise` measures by default, fitted on the prompts; each in batch, and with a window where that is
     of use.
 
-    The self-tuning ones are cross-fitted: what serves a task learned from other tasks' rewards.
+    The self-tuning and the norm-weighted ones are cross-fitted: what serves a task learned from other tasks' rewards.
+    Without ``norm_exponent``, the exponent of the surprisal between rewards, there are no norm-weighted ones.
     """
     tasks = rollouts.tasks
     out: list[Baseline] = [NoBaseline(), Constant(), FlashReinforce(), LeaveOneOut(), published_tfidf(), Kriging()]
@@ -69,6 +73,8 @@ def noise_baselines(rollouts: Rollouts, window: int = 512) -> list[Baseline | Cr
     if rollouts.n_tasks >= 64 and np.ptp(rollouts.rewards_R) > 0:
         for w in dict.fromkeys((0, window)):
             fitted.append(cross_fit(SelfTuning(window=w), rollouts))
+        if norm_exponent is not None:
+            fitted += [cross_fit(b, rollouts) for b in norm_weighted_baselines(window, norm_exponent)]
     return fitted
 
 

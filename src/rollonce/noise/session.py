@@ -131,7 +131,10 @@ def measure_policy(
         weights=like.weights if like is not None else None,
         progress=lambda done, total: tell("gradients", "", done, total),
     )
-    usual = [*noise_baselines(table, s.window), *baselines]
+    exponents = fitted_exponents(table, gradients, s.seed) if sampler is None else []
+    between = next((e.between_rewards.value for e in exponents if e.metric == "adam"), float("nan"))
+    between = min(max(round(between, 1), 0.0), 4.0) if np.isfinite(between) else None
+    usual = [*noise_baselines(table, s.window, between), *baselines]
     usual += [b.fit(table.tasks) for _, b in extra if not (b.tags.needs_groups or b.tags.needs_repeats)]
     noise = measure_noise(
         table,
@@ -171,7 +174,7 @@ def measure_policy(
     except NoDirectionError as error:
         progress = None
         noise = noise._replace(notes=[f"Progress could not be measured: {error.message}.", *noise.notes])
-    return Measurement(table, gradients, noise, progress, fitted_exponents(table, gradients, s.seed), failures)
+    return Measurement(table, gradients, noise, progress, exponents, failures)
 
 
 def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> list[SurprisalExponent]:

@@ -111,7 +111,7 @@ def exponent_lines(exponents: list[SurprisalExponent]) -> list[str]:
         f"{names[e.metric][0].upper()}{names[e.metric][1:]} grow as the surprisal to the power "
         f"{with_interval(e.exponent)}; correlation of logarithms {e.correlation:.2f}, rest {e.rest:.2f} of "
         f"{e.total:.2f}; left between rollouts above and below the mean reward {with_interval(e.right_over_wrong)} "
-        "nats."
+        f"nats, so that between those the power is {with_interval(e.between_rewards)}."
         for e in exponents
     ]
 

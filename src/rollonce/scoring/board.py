@@ -17,6 +17,7 @@ from rollonce.scoring.crossfit import FOLDS, CrossFitted, cross_fit
 from rollonce.scoring.estimator import Score, Scorer
 from rollonce.scoring.groups import GroupScore, group_scores
 from rollonce.scoring.moments import Moments, loo_b_eff, moments
+from rollonce.scoring.rows import norm_exponent
 from rollonce.scoring.step_prediction import UNMEASURED, StepPrediction, StepPredictor, between
 
 CURVE_SIZES = (8, 16, 32, 64, 128)
@@ -121,7 +122,9 @@ def score_rollouts(
         n_held = max(1, round(held_out * rollouts.n_tasks))
         targets, fit_on = order[:n_held], tasks.take(order[n_held:])
     scorer = Scorer(rollouts, batch_size, n_batches, resamples, seed=seed, targets=targets)
-    chosen = list(baselines) if baselines is not None else board_baselines(tasks, window)
+    chosen = (
+        list(baselines) if baselines is not None else board_baselines(tasks, window, norm_exponent(rollouts, exponent))
+    )
     leave_out = baselines is None if leave_out is None else leave_out
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
         chosen.insert(0, LeaveOneOut())

@@ -121,7 +121,7 @@ def fit_folds(
             f"cross-fitting needs at least 2 folds and a prompt in each: {folds} folds, {n_prompts} distinct prompts"
         )
     fold_N = prompt_folds(rollouts.tasks, folds, rng)
-    reward_N, _ = draw_rewards(rollouts, np.arange(rollouts.n_tasks), rng)
+    reward_N, log_prob_N = one_rollout_each(rollouts, rng)
     made: Any = copy.deepcopy(baseline).fit(rollouts.tasks)
     if not hasattr(made, "fit_rewards"):
         return [made] * folds, fold_N
@@ -129,9 +129,28 @@ def fit_folds(
     for f in range(folds):
         part = copy.deepcopy(made, {id(feature): feature for feature in features_of(made)})  # those hold no reward
         others = rng.permutation(np.flatnonzero(fold_N != f))  # one that uses the newest rows only gets any of them
-        part.fit_rewards(rollouts.tasks.take(others), reward_N[others])
+        learn_from_rewards(part, rollouts, others, reward_N, log_prob_N)
         fitted.append(part)
     return fitted, fold_N
+
+
+def one_rollout_each(rollouts: Rollouts, rng: np.random.Generator) -> tuple[FloatArray, FloatArray | None]:
+    """Reward and log-probability of one random rollout of each task (N,); None for the second where no rollout has
+    one."""
+    reward_N, place_N = draw_rewards(rollouts, np.arange(rollouts.n_tasks), rng)
+    known_R = rollouts.log_probs_R
+    return reward_N, None if known_R is None else known_R[rollouts.offsets_N1[:-1] + place_N]
+
+
+def learn_from_rewards(
+    baseline: Any, rollouts: Rollouts, at: IntArray, reward_N: FloatArray, log_prob_N: FloatArray | None
+) -> None:
+    """``baseline.fit_rewards`` on one rollout each of the tasks ``at``, with log-probabilities where it reads them."""
+    tasks = rollouts.tasks.take(at)
+    if baseline.tags.uses_log_probs and log_prob_N is not None:
+        baseline.fit_rewards(tasks, reward_N[at], log_prob_N[at])
+    else:
+        baseline.fit_rewards(tasks, reward_N[at])
 
 
 def cross_fit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollonce.baselines import Baseline, LinearSmoother
+from rollonce.baselines import Baseline, LinearSmoother, NormWeighted
 from rollonce.baselines.base import Cost
 from rollonce.scoring.crossfit import CrossFitted
 
@@ -49,6 +49,7 @@ def effort(
         n_batches_expensive: Common batches where each needs a solve over many rows.
     """
     parts = baseline.parts if isinstance(baseline, CrossFitted) else (baseline,)
+    parts = [part.smoother if isinstance(part, NormWeighted) else part for part in parts]
     cost = max(part.tags.cost for part in parts)
     if cost == Cost.MODEL_FIT:
         return asked.least(Effort(48, 8, 3))

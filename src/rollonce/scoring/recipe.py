@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, History, LinearSmoother
+from rollonce.baselines import Baseline, Batch, History, LinearSmoother, NormWeighted
 from rollonce.baselines.base import Cost
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batches import draw_rewards
@@ -13,7 +13,7 @@ from rollonce.scoring.crossfit import CrossFitted
 from rollonce.scoring.visibility import first_copies, visible_blocks, window_for_all
 
 
-def blocks_at_once(baseline: LinearSmoother, n_rows: int, n_columns: int) -> int:
+def blocks_at_once(baseline: LinearSmoother | NormWeighted, n_rows: int, n_columns: int) -> int:
     """Blocks whose weights are computed together: what fits the processor's cache, and more where blocks that see the
     same rows can share a solve."""
     entries = 500_000 if baseline.tags.cost == Cost.TABLE else 4_000_000
@@ -53,7 +53,8 @@ def drawn_baselines(
     n_rows: int,
     ages_M: IntArray,
 ) -> FloatArray:
-    """As `predicted_baselines`; of linear smoothers by the weights of many batches at once, and of cross-fitted ones
+    """As `predicted_baselines`; of smoothers, norm-weighted ones too, by the weights of many batches at
+    once, and of cross-fitted ones
     by fold. One whose window is shorter than these columns has the first of the other tasks in it."""
     if isinstance(baseline, CrossFitted):
         return baseline.by_fold(
@@ -64,7 +65,7 @@ def drawn_baselines(
     window = min(getattr(baseline, "window", 0), columns_KM.shape[1] - n_rows)
     columns_KM, rewards_KM = columns_KM[:, : n_rows + window], rewards_KM[:, : n_rows + window]
     ages_M = np.concatenate([ages_M[:n_rows], ages_M[len(ages_M) - window :]])
-    if not isinstance(baseline, LinearSmoother):
+    if not isinstance(baseline, LinearSmoother | NormWeighted):
         return predicted_baselines(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
     keys = rollouts.tasks.prompt_keys
     out = np.empty((len(columns_KM), n_rows))
@@ -73,7 +74,7 @@ def drawn_baselines(
         columns, rewards = columns_KM[start : start + chunk], rewards_KM[start : start + chunk]
         w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible_blocks(keys, columns, n_rows), ages_M)
         nothing = ~w.any(axis=2)
-        out[start : start + chunk] = np.where(nothing, baseline.prior, np.einsum("kbm,km->kb", w, rewards))
+        out[start : start + chunk] = np.where(nothing, baseline.prior, baseline.weighted_means(w, rewards))
     return out
 
 
@@ -101,7 +102,8 @@ def recipe_errors(
             rollout of task i, and less noisy.
     """
     rewards_KM, _ = draw_rewards(rollouts, columns_KM, rng)
-    b_KB = predicted_baselines(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
+    predict = drawn_baselines if isinstance(baseline, NormWeighted) else predicted_baselines
+    b_KB = predict(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
     rows_KB = columns_KM[:, :n_rows]
     target_KB = rollouts.means_N[rows_KB]
     if held_out_target:

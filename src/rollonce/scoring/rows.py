@@ -12,28 +12,45 @@ from rollonce.baselines import Baseline
 from rollonce.baselines.base import Cost
 from rollonce.baselines.catalogue import board_baselines, known_names, named_baseline
 from rollonce.errors import InputError
-from rollonce.rollouts import Rollouts, Tasks
-from rollonce.scoring.batches import draw_rewards
+from rollonce.rollouts import Rollouts
+from rollonce.scoring.crossfit import learn_from_rewards, one_rollout_each
+from rollonce.scoring.step_prediction import UNMEASURED
 
 
-def chosen_rows(tasks: Tasks, window: int, only: Sequence[str] = (), quick: bool = False) -> list[Baseline]:
+def chosen_rows(
+    rollouts: Rollouts,
+    window: int,
+    only: Sequence[str] = (),
+    quick: bool = False,
+    exponent: float | None = None,
+) -> list[Baseline]:
     """The baselines of a board, unfitted.
 
     Args:
-        tasks: Their declared columns become baselines of their own.
+        rollouts: The table. Declared columns of its tasks become baselines of their own; where it has
+            log-probabilities, norm-weighted ones are among the rows.
         window: Rows of earlier steps for the windowed ones.
         only: Names, as `rollonce baselines` lists them, or parts of labels; all rows without any.
         quick: Leave out what takes a fit for every batch or fold: boosted trees and what is cross-fitted.
+        exponent: Of the surprisal, where it was measured.
 
     Raises:
         InputError: for a name that means nothing, with the nearest ones.
     """
-    rows = board_baselines(tasks, window)
+    rows = board_baselines(rollouts.tasks, window, norm_exponent(rollouts, exponent))
     if only:
         rows = list({row.label: row for name in only for row in rows_named(name, rows)}.values())
     if quick:
         rows = [row for row in rows if row.tags.cost < Cost.MODEL_FIT and not hasattr(row, "fit_rewards")]
     return rows
+
+
+def norm_exponent(rollouts: Rollouts, measured: float | None) -> float | None:
+    """The exponent of the surprisal for norm-weighted rows: the measured one, or that of tokens whose scores add up.
+    None without log-probabilities."""
+    if rollouts.log_probs_R is None:
+        return None
+    return max(UNMEASURED) if measured is None else measured
 
 
 def rows_named(name: str, rows: Sequence[Baseline]) -> list[Baseline]:
@@ -81,9 +98,7 @@ def fitted_row(rollouts: Rollouts, label: str, rows: Sequence[Baseline], seed: i
             f"{row.label} needs the same task again, or extra rollouts, and is not saved; take another row"
         )
     row.fit(rollouts.tasks)
-    learn = getattr(row, "fit_rewards", None)
-    if learn is not None:
-        rng = np.random.default_rng([seed, 7, 0])
-        rewards_N, _ = draw_rewards(rollouts, np.arange(rollouts.n_tasks), rng)
-        learn(rollouts.tasks, rewards_N)
+    if hasattr(row, "fit_rewards"):
+        every_N = np.arange(rollouts.n_tasks)
+        learn_from_rewards(row, rollouts, every_N, *one_rollout_each(rollouts, np.random.default_rng([seed, 7, 0])))
     return row

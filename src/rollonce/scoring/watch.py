@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import Baseline, Batch, History, LeaveOneOut
+from rollonce.baselines import Baseline, Batch, LeaveOneOut
 from rollonce.rollouts import FloatArray, Rollouts
 from rollonce.scoring.intervals import jackknife_error, log_interval
 from rollonce.scoring.moments import Estimate
@@ -149,7 +149,7 @@ def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
         rest, keep = np.flatnonzero(key_B != key), np.flatnonzero(key_H != key)
         others = None
         if baseline.keep_rows:
-            others = History(history.tasks.take(keep).detached(), history.rewards_H[keep], history.ages_H[keep])
+            others = history.take(keep)
         for i in np.flatnonzero(key_B == key):
             at = np.concatenate([[i], rest])
             out[i] = baseline.predict(Batch(batch.tasks.take(at), batch.rewards_B[at]), others).baseline_B[0]
