@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,8 +21,7 @@ def both(policy: TransformersPolicy, prompts: list[str], new_tokens: int = 24, t
     uniform_BT = torch.rand((len(prompts), new_tokens), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         return [
-            draw(
-                model,
+            draw_rollouts(
                 ids_BP,
                 mask_BP,
                 max_new_tokens=new_tokens,
@@ -29,7 +30,7 @@ def both(policy: TransformersPolicy, prompts: list[str], new_tokens: int = 24, t
                 eos_ids=policy.eos_ids,
                 pad_id=policy.pad_id,
             )
-            for model in (policy.model, SmallLlama(policy.model))
+            for draw_rollouts in (partial(draw, policy.model), SmallLlama(policy.model).draw)
         ]
 
 

@@ -9,6 +9,21 @@ from torch import Tensor
 from rollonce.errors import InputError
 
 
+def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token under its logits, with gradient, and the entropy (nats) of its distribution,
+    without.
+
+    Args:
+        logits: (..., V).
+        tokens: (...).
+        temperature: What the logits are divided by; 0 for a greedy rollout, which is judged at temperature 1.
+    """
+    log_probs = torch.log_softmax(logits / temperature if temperature > 0 else logits, dim=-1)
+    with torch.no_grad():
+        entropies = torch.special.entr(log_probs.exp()).sum(dim=-1)
+    return log_probs.gather(-1, tokens[..., None]).squeeze(-1), entropies
+
+
 def token_mean(values_BT: Tensor, mask_BT: Tensor, n_tokens: int | None = None) -> Tensor:
     """Sum over response tokens divided by their number.
 

@@ -1,60 +1,202 @@
-"""A small Llama's forward pass for sampling on a CPU: transformers' numbers up to rounding, in a third of the calls.
+"""A small Llama that samples on a CPU: transformers' numbers up to rounding, in a fraction of the time.
 
-At a hidden size of a hundred, a decoding step is mostly the cost of *calling* operators. Here there are a third as
-many: the norms' weights and the attention's scale are folded into matrices, query, key and value are one product, gate
-and up another, the rotation of positions is one complex product, and the cache is written in place. Prompts that are
-the same (a group's) are read once.
+At a hidden size of a hundred, a decoding step of transformers is mostly the cost of *calling* operators and of padding.
+Here torch multiplies the matrices and four compiled functions do everything between the products. Only tokens that are
+there are computed: prompts stand end to end without padding, prompts that are the same (a group's) are read once, and a
+rollout that has ended leaves at once.
 
-It stands in for the model in `rollonce.policies.sampling.draw` alone. Gradients, log-probabilities of given rollouts
-and all larger models are transformers' own.
+It stands in for `rollonce.policies.sampling.draw` and the model in it; `packed_hidden` is the forward pass of the
+update, with gradient, over the same tokens without padding. All larger models are transformers' own.
 
-Shapes: ``_A`` rows, ``_P`` new tokens of each, ``_L`` tokens so far, ``_V`` vocabulary.
+Shapes: ``_B`` rollouts, ``_A`` those that go on, ``_N`` tokens of a forward pass, ``_D`` hidden features, ``_S``
+    features of a head, ``_L`` positions, ``_T`` response tokens, ``_V`` vocabulary.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
+from rollonce.policies.sampling import Drawn
+from rollonce.rollouts import FloatArray, IntArray
+
 LARGEST_HIDDEN = 512
 """Above this, arithmetic rather than calls is what takes the time."""
-_GROW = 64
+_GROW = 128  # positions that the cache grows by
+_ATTEND_TOGETHER = 8  # sequences alike in length, in one attention of the update
+_FAST = {"reassoc", "contract", "nsz"}
+_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LOWEST = np.float32(-87.0)  # below, exp is 0 in float32
+# Minimax polynomial of exp on half an octave around 0 (Cephes' expf).
+_C0, _C1, _C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+_C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+
+@njit(cache=True, fastmath=_FAST, inline="always")
+def _exponentiate(x_n: FloatArray, bits_n: IntArray, n: int) -> None:
+    """``exp`` of the first n numbers in place, for numbers of at most 0 or little more; ``bits_n`` is int32 scratch.
+
+    Compilers do not vectorize the library's ``exp``; this one they do.
+    """
+    powers_n = bits_n.view(np.float32)
+    for i in range(n):
+        x = max(x_n[i], _LOWEST)
+        octave = np.floor(x * _LOG2_E + np.float32(0.5))
+        r = x - octave * _LN2_HIGH - octave * _LN2_LOW
+        series = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
+        bits_n[i] = (np.int32(octave) + np.int32(127)) << np.int32(23) if x_n[i] > _LOWEST else np.int32(0)
+        x_n[i] = series * r * r + r + np.float32(1)
+    for i in range(n):
+        x_n[i] *= powers_n[i]
+
+
+@njit(cache=True, fastmath=_FAST)
+def _normalize(x_ND: FloatArray, weight_D: FloatArray, epsilon: float, out_ND: FloatArray) -> None:
+    N, D = x_ND.shape
+    for n in range(N):
+        squares = np.float32(0)
+        for d in range(D):
+            squares += x_ND[n, d] * x_ND[n, d]
+        scale = np.float32(1) / np.sqrt(squares / np.float32(D) + np.float32(epsilon))
+        for d in range(D):
+            out_ND[n, d] = x_ND[n, d] * scale * weight_D[d]
+
+
+@njit(cache=True, fastmath=_FAST)
+def _attend(
+    joint_NF: FloatArray,
+    row_N: IntArray,
+    position_N: IntArray,
+    cosine_LS: FloatArray,
+    sine_LS: FloatArray,
+    keys_BHSL: FloatArray,
+    values_BHLS: FloatArray,
+    out_ND: FloatArray,
+) -> None:
+    """Turn queries and keys by their positions, join the cache, and mix the values. ``joint_NF`` has queries, keys and
+    values side by side; a row's tokens stand in order, so that each finds those before it in the cache."""
+    N, (_, shared, S, L) = len(row_N), keys_BHSL.shape
+    heads, half = out_ND.shape[1] // S, S // 2
+    per_key = heads // shared
+    query_S, scores_L, bits_L = np.empty(S, np.float32), np.empty(L, np.float32), np.empty(L, np.int32)
+    scaling = np.float32(1) / np.sqrt(np.float32(S))
+    for n in range(N):
+        row, position = row_N[n], position_N[n]
+        for h in range(shared):
+            key_at, value_at = (heads + h) * S, (heads + shared + h) * S
+            for s in range(half):
+                first, second = joint_NF[n, key_at + s], joint_NF[n, key_at + half + s]
+                cosine, sine = cosine_LS[position, s], sine_LS[position, s]
+                keys_BHSL[row, h, s, position] = first * cosine - second * sine
+                keys_BHSL[row, h, half + s, position] = second * cosine + first * sine
+            for s in range(S):
+                values_BHLS[row, h, position, s] = joint_NF[n, value_at + s]
+        for head in range(heads):
+            for s in range(half):
+                first, second = joint_NF[n, head * S + s], joint_NF[n, head * S + half + s]
+                cosine, sine = cosine_LS[position, s] * scaling, sine_LS[position, s] * scaling
+                query_S[s] = first * cosine - second * sine
+                query_S[half + s] = second * cosine + first * sine
+            keys_SL, values_LS = keys_BHSL[row, head // per_key], values_BHLS[row, head // per_key]
+            scores_L[: position + 1] = 0
+            for s in range(half):  # two at once: half as often through the scores
+                factor, other = query_S[s], query_S[half + s]
+                for at in range(position + 1):
+                    scores_L[at] += factor * keys_SL[s, at] + other * keys_SL[half + s, at]
+            highest = scores_L[0]
+            for at in range(1, position + 1):
+                highest = max(highest, scores_L[at])
+            for at in range(position + 1):
+                scores_L[at] -= highest
+            _exponentiate(scores_L, bits_L, position + 1)
+            total = np.float32(0)
+            for at in range(position + 1):
+                total += scores_L[at]
+            query_S[:] = 0  # now the mixture
+            for at in range(position + 1):
+                share = scores_L[at]
+                for s in range(S):
+                    query_S[s] += share * values_LS[at, s]
+            for s in range(S):
+                out_ND[n, head * S + s] = query_S[s] / total
+
+
+@njit(cache=True, fastmath=_FAST)
+def _gate(gate_up_NI: FloatArray, out_NI: FloatArray) -> None:
+    """``silu(gate) * up`` of gates and ups side by side."""
+    N, width = out_NI.shape
+    sign_I, bits_I = np.empty(width, np.float32), np.empty(width, np.int32)
+    for n in range(N):
+        for i in range(width):
+            sign_I[i] = -abs(gate_up_NI[n, i])
+        _exponentiate(sign_I, bits_I, width)
+        for i in range(width):
+            gate, small = gate_up_NI[n, i], sign_I[i]
+            out_NI[n, i] = (
+                gate * (np.float32(1) if gate > 0 else small) / (np.float32(1) + small) * gate_up_NI[n, width + i]
+            )
+
+
+@njit(cache=True, fastmath=_FAST)
+def _choose(
+    logits_AV: FloatArray, temperature: float, uniform_A: FloatArray, token_A: IntArray, log_prob_A: FloatArray
+) -> None:
+    """A token for each row: that whose stretch of the cumulative distribution holds ``uniform_A``, or the likeliest at
+    temperature 0; and its log-probability (at temperature 0, that at temperature 1)."""
+    A, V = logits_AV.shape
+    weight_V, bits_V, inverse = np.empty(V, np.float32), np.empty(V, np.int32), np.float32(1)
+    if temperature > 0:
+        inverse = np.float32(1 / temperature)
+    for a in range(A):
+        best = np.argmax(logits_AV[a])
+        highest = logits_AV[a, best]
+        for v in range(V):
+            weight_V[v] = (logits_AV[a, v] - highest) * inverse
+        _exponentiate(weight_V, bits_V, V)
+        total = 0.0
+        for v in range(V):
+            total += np.float64(weight_V[v])
+        token = best
+        if temperature > 0:
+            target, passed = uniform_A[a] * total, 0.0
+            for v in range(V):
+                passed += np.float64(weight_V[v])
+                if passed > target:
+                    token = v
+                    break
+        token_A[a] = token
+        log_prob_A[a] = np.float64((logits_AV[a, token] - highest) * inverse) - np.log(total)
 
 
 class _Layer(NamedTuple):
+    """Matrices transposed for ``x @ matrix``, and the norms' weights."""
+
+    attention_norm: FloatArray
     query_key_value: Tensor
     output: Tensor
+    mlp_norm: FloatArray
     gate_up: Tensor
     down: Tensor
 
 
-class _Cache:
-    """Keys and values (layers, 2, A, heads, capacity, head size), of which ``length`` tokens are there."""
+class _Scratch:
+    """Where N tokens are computed: tensors for torch, each with its numpy view."""
 
-    def __init__(self, states: Tensor, padded: bool) -> None:
-        self.states, self.length, self.padded = states, 0, padded
-
-    def make_room(self, n: int) -> None:
-        if self.length + n > self.states.shape[4]:
-            self.states = F.pad(self.states, (0, 0, 0, max(_GROW, n)))
-
-    def batch_select_indices(self, keep: Tensor) -> None:
-        self.states = self.states.index_select(2, keep)
-
-
-class Output(NamedTuple):
-    """What `draw` reads of a forward pass: logits of the last token (A, 1, V), and the cache to go on with."""
-
-    logits: Tensor
-    past_key_values: _Cache
+    def __init__(self, N: int, D: int, joint: int, intermediate: int, V: int) -> None:
+        self.x, self.normed, self.mixed = (torch.empty((N, D)) for _ in range(3))
+        self.joint, self.gate_up = torch.empty((N, joint)), torch.empty((N, 2 * intermediate))
+        self.gated, self.logits = torch.empty((N, intermediate)), torch.empty((N, V))
+        self.arrays = {name: tensor.numpy() for name, tensor in vars(self).items()}
 
 
 class SmallLlama:
-    """The weights of a Llama as they are now, put together for decoding. Make a new one after each update.
+    """The weights of a Llama as they are now, put together for sampling. Make a new one after each update.
 
     Args:
         model: What `fits` says yes to.
@@ -62,106 +204,172 @@ class SmallLlama:
 
     def __init__(self, model: Any) -> None:
         config, inner = model.config, model.model
-        self.heads, self.head_size, self.eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
-        self.width, self.embedding = config.hidden_size, inner.embed_tokens.weight
-        frequencies = inner.rotary_emb.inv_freq.float()
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        angles = positions[:, None] * frequencies
-        self.rotation = torch.polar(torch.ones_like(angles), angles)
-        self.layers = [self._layer(layer) for layer in inner.layers]
-        self.head = model.lm_head.weight * self._scale(inner.norm)
-
-    def _layer(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        scaled_query = attention.q_proj.weight * attention.scaling
-        parts = [
-            self._by_pairs(scaled_query),
-            self._by_pairs(self._for_each_head(attention.k_proj.weight)),
-            self._for_each_head(attention.v_proj.weight),
-        ]
-        return _Layer(
-            torch.cat(parts) * self._scale(layer.input_layernorm),
-            attention.o_proj.weight,
-            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * self._scale(layer.post_attention_layernorm),
-            mlp.down_proj.weight,
+        self.heads, self.shared, self.head_size = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
         )
+        self.epsilon, self.intermediate = config.rms_norm_eps, config.intermediate_size
+        self.frequencies = inner.rotary_emb.inv_freq.float()
+        self.embedding, self.head = inner.embed_tokens.weight.detach(), model.lm_head.weight.detach().t()
+        self.last_norm = inner.norm.weight.detach().numpy()
+        self.layers = [
+            _Layer(
+                layer.input_layernorm.weight.detach().numpy(),
+                torch.cat([p.weight.detach() for p in (a.q_proj, a.k_proj, a.v_proj)]).t(),
+                a.o_proj.weight.detach().t(),
+                layer.post_attention_layernorm.weight.detach().numpy(),
+                torch.cat([layer.mlp.gate_proj.weight.detach(), layer.mlp.up_proj.weight.detach()]).t(),
+                layer.mlp.down_proj.weight.detach().t(),
+            )
+            for layer in inner.layers
+            for a in [layer.self_attn]
+        ]
 
-    def _scale(self, norm: Any) -> Tensor:
-        """What a norm does besides dividing by the root of the sum of squares, for the matrix after it."""
-        return norm.weight * math.sqrt(self.width)
-
-    def _for_each_head(self, weight: Tensor) -> Tensor:
-        """Keys and values that heads share, once for each head."""
-        shared = weight.view(-1, self.head_size, self.width)
-        return shared.repeat_interleave(self.heads // len(shared), dim=0).reshape(-1, self.width)
-
-    def _by_pairs(self, weight: Tensor) -> Tensor:
-        """The two coordinates that are rotated together next to each other: real and imaginary part of a number."""
-        halves = weight.view(self.heads, 2, self.head_size // 2, self.width)
-        return halves.transpose(1, 2).reshape(-1, self.width)
-
-    def __call__(
+    def draw(
         self,
+        prompt_ids_BP: Tensor,
+        prompt_mask_BP: Tensor,
         *,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor,
-        past_key_values: _Cache | None,
-        **_: Any,
-    ) -> Output:
-        """One forward pass over new tokens (A, P), as `draw` asks for it."""
-        if past_key_values is not None:
-            cache, bias = past_key_values, None
-            if cache.padded:
-                bias = self._hidden_bias(attention_mask)
-            return Output(self._forward(input_ids, position_ids, cache, bias), cache)
-        both = torch.stack([input_ids, attention_mask], dim=2).flatten(1)
-        _, same_A = torch.unique(both, dim=0, return_inverse=True)
-        n_different = int(same_A.max()) + 1
-        first = torch.full((n_different,), len(same_A)).scatter_reduce_(0, same_A, torch.arange(len(same_A)), "amin")
-        ids_DP, position_DP, mask_DP = input_ids[first], position_ids[first], attention_mask[first]
-        D, P = ids_DP.shape
-        padded = not bool(mask_DP.all())
-        states = torch.empty((len(self.layers), 2, D, self.heads, P + _GROW, self.head_size))
-        cache = _Cache(states, padded)
-        bias = torch.full((P, P), torch.finfo(torch.float32).min).triu_(1)[None, None]
-        if padded:
-            bias = torch.maximum(bias + self._hidden_bias(mask_DP), torch.tensor(torch.finfo(torch.float32).min))
-        logits = self._forward(ids_DP, position_DP, cache, bias)
-        cache.batch_select_indices(same_A)
-        return Output(logits[same_A], cache)
+        max_new_tokens: int,
+        temperature: float,
+        uniform_BT: Tensor | None,
+        eos_ids: Collection[int],
+        pad_id: int,
+    ) -> Drawn:
+        """See `rollonce.policies.sampling.draw`."""
+        prompts = [ids[mask].numpy() for ids, mask in zip(prompt_ids_BP, prompt_mask_BP, strict=True)]
+        B, longest = len(prompts), prompt_ids_BP.shape[1]
+        angles = torch.arange(longest + max_new_tokens)[:, None] * self.frequencies
+        self.cosine, self.sine = angles.cos().numpy(), angles.sin().numpy()
+        room = (B, self.shared, self.head_size, longest + min(_GROW, max_new_tokens))
+        self.keys = [np.empty(room, np.float32) for _ in self.layers]
+        self.values = [np.empty((*room[:2], room[3], room[2]), np.float32) for _ in self.layers]
+        uniform = np.zeros((B, max_new_tokens)) if uniform_BT is None else uniform_BT.numpy()
+        eos = np.array(sorted(eos_ids))
+        ids_BT = np.full((B, max_new_tokens), pad_id)
+        log_probs_BT = np.zeros((B, max_new_tokens), np.float32)
+        length_B = np.full(B, max_new_tokens)
+        truncated_B = np.ones(B, bool)
 
-    @staticmethod
-    def _hidden_bias(mask_AL: Tensor) -> Tensor:
-        """What is added to the scores of padding (A, 1, 1, L): as good as minus infinity, and finite where all is
-        padding."""
-        return ((1 - mask_AL) * torch.finfo(torch.float32).min)[:, None, None]
+        logits_AV = self._read_prompts(prompts)
+        row_A, position_A = np.arange(B), np.array([len(p) for p in prompts])
+        token_A, log_prob_A = np.empty(B, np.int64), np.empty(B, np.float32)
+        scratch = self._scratch(B)
+        for t in range(max_new_tokens):
+            _choose(logits_AV, temperature, np.ascontiguousarray(uniform[row_A, t]), token_A, log_prob_A)
+            ids_BT[row_A, t], log_probs_BT[row_A, t] = token_A, log_prob_A
+            ended_A = (token_A[:, None] == eos).any(axis=1)
+            if ended_A.any():
+                length_B[row_A[ended_A]], truncated_B[row_A[ended_A]] = t + 1, False
+                row_A, position_A, token_A = row_A[~ended_A], position_A[~ended_A], token_A[~ended_A]
+                log_prob_A, scratch = np.empty(len(row_A), np.float32), self._scratch(len(row_A))
+            if not len(row_A) or t == max_new_tokens - 1:
+                break
+            self._make_room(longest + t + 1)
+            logits_AV = self._forward(token_A, row_A, position_A, scratch, None)
+            position_A = position_A + 1
+        T = int(length_B.max())
+        mask_BT = torch.from_numpy(np.arange(T) < length_B[:, None])
+        ids, log_probs = torch.from_numpy(ids_BT[:, :T].copy()), torch.from_numpy(log_probs_BT[:, :T].copy())
+        return Drawn(ids, mask_BT, log_probs, torch.from_numpy(truncated_B))
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """Over the root of the *sum* of squares: the width, like the norm's weight, is in the matrix that follows."""
-        return x * (x * x).sum(dim=-1, keepdim=True).add_(self.width * self.eps).rsqrt_()
+    def _read_prompts(self, prompts: list[IntArray]) -> FloatArray:
+        """Logits after each prompt (B, V), with equal prompts read once."""
+        first = {}
+        source_B = np.array([first.setdefault(p.tobytes(), b) for b, p in enumerate(prompts)])
+        distinct = np.array(list(first.values()))
+        length = np.array([len(prompts[b]) for b in distinct])
+        logits = self._forward(
+            np.concatenate([prompts[b] for b in distinct]),
+            np.repeat(distinct, length),
+            np.concatenate([np.arange(n) for n in length]),
+            self._scratch(int(length.sum())),
+            np.cumsum(length) - 1,
+        )
+        copies = np.flatnonzero(source_B != np.arange(len(prompts)))
+        for cached in (*self.keys, *self.values):
+            cached[copies] = cached[source_B[copies]]
+        return logits[np.searchsorted(distinct, source_B)]
 
-    def _forward(self, ids_AP: Tensor, position_AP: Tensor, cache: _Cache, bias: Tensor | None) -> Tensor:
-        A, P = ids_AP.shape
-        cache.make_room(P)
-        start, end = cache.length, cache.length + P
-        turn = self.rotation[position_AP][:, :, None, None]
-        x = F.embedding(ids_AP, self.embedding)
-        for layer, (keys, values) in zip(self.layers, cache.states, strict=True):
-            qkv = F.linear(self._normed(x), layer.query_key_value).view(A, P, 3, self.heads, self.head_size)
-            turned = torch.view_as_complex(qkv[:, :, :2].unflatten(-1, (-1, 2))) * turn
-            query, key = torch.view_as_real(turned).flatten(-2).transpose(1, 3).unbind(2)
-            keys[:, :, start:end] = key
-            values[:, :, start:end] = qkv[:, :, 2].transpose(1, 2)
-            scores = query @ keys[:, :, :end].transpose(2, 3)
-            if bias is not None:
-                scores += bias
-            mixed = torch.softmax(scores, dim=-1) @ values[:, :, :end]
-            x = x + F.linear(mixed.transpose(1, 2).flatten(2), layer.output)
-            gate, up = F.linear(self._normed(x), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate).mul_(up), layer.down)
-        cache.length = end
-        return F.linear(self._normed(x[:, -1:]), self.head)
+    def _scratch(self, N: int) -> _Scratch:
+        V, D = self.embedding.shape
+        return _Scratch(N, D, (self.heads + 2 * self.shared) * self.head_size, self.intermediate, V)
+
+    def _make_room(self, positions: int) -> None:
+        if positions > (old := self.keys[0].shape[3]):
+            grown = ((0, 0), (0, 0), (0, 0), (0, max(_GROW, old // 2)))
+            self.keys = [np.pad(k, grown) for k in self.keys]
+            self.values = [np.pad(v, (*grown[:2], grown[3], grown[2])) for v in self.values]
+
+    def _forward(
+        self, ids_N: IntArray, row_N: IntArray, position_N: IntArray, scratch: _Scratch, wanted: IntArray | None
+    ) -> FloatArray:
+        """Logits of the ``wanted`` ones of N new tokens, or of all."""
+        s, arrays = scratch, scratch.arrays
+        torch.index_select(self.embedding, 0, torch.from_numpy(ids_N), out=s.x)
+        for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
+            _normalize(arrays["x"], layer.attention_norm, self.epsilon, arrays["normed"])
+            torch.mm(s.normed, layer.query_key_value, out=s.joint)
+            _attend(arrays["joint"], row_N, position_N, self.cosine, self.sine, keys, values, arrays["mixed"])
+            s.x.addmm_(s.mixed, layer.output)
+            _normalize(arrays["x"], layer.mlp_norm, self.epsilon, arrays["normed"])
+            torch.mm(s.normed, layer.gate_up, out=s.gate_up)
+            _gate(arrays["gate_up"], arrays["gated"])
+            s.x.addmm_(s.gated, layer.down)
+        _normalize(arrays["x"], self.last_norm, self.epsilon, arrays["normed"])
+        if wanted is not None:
+            return torch.mm(s.normed[torch.from_numpy(wanted)], self.head).numpy()
+        torch.mm(s.normed, self.head, out=s.logits)
+        return arrays["logits"]
+
+
+def packed_hidden(model: Any, ids_N: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Last hidden states (N, D), with gradient, of sequences that stand end to end: token n of a sequence has seen the
+    first n + 1 of it.
+
+    Args:
+        model: What `fits` says yes to.
+        ids_N: Tokens of all sequences.
+        lengths: Of each sequence, descending: those alike in length share an attention, and little of it is padding.
+    """
+    inner, S = model.model, model.config.head_dim
+    position_N = torch.cat([torch.arange(n) for n in lengths])
+    angle_N1S = (position_N[:, None] * inner.rotary_emb.inv_freq.repeat(2))[:, None]
+    cosine_N1S, sine_N1S = angle_N1S.cos(), angle_N1S.sin()
+    groups, start = [], 0
+    for at in range(0, len(lengths), _ATTEND_TOGETHER):
+        length_G = torch.tensor(lengths[at : at + _ATTEND_TOGETHER])
+        end = start + int(length_G.sum())
+        mask_GL = torch.arange(int(length_G[0])) < length_G[:, None]
+        groups.append((slice(start, end), mask_GL))
+        start = end
+
+    def turned(x_NF: Tensor) -> Tensor:
+        x = x_NF.unflatten(-1, (-1, S))
+        left, right = x.chunk(2, dim=-1)
+        return x * cosine_N1S + torch.cat([-right, left], dim=-1) * sine_N1S
+
+    def attended(joint_NHS: Tensor) -> Tensor:
+        parts = []
+        for tokens, mask_GL in groups:
+            padded_GLHS = joint_NHS.new_zeros((*mask_GL.shape, *joint_NHS.shape[1:]))
+            padded_GLHS = padded_GLHS.index_put(mask_GL.nonzero(as_tuple=True), joint_NHS[tokens])
+            query, key, value = padded_GLHS.transpose(1, 2).split([heads, shared, shared], dim=1)
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=heads != shared)
+            parts.append(mixed.transpose(1, 2)[mask_GL])
+        return torch.cat(parts).flatten(1)
+
+    heads, shared = model.config.num_attention_heads, model.config.num_key_value_heads
+    x_ND = inner.embed_tokens(ids_N)
+    for layer in inner.layers:
+        a, mlp = layer.self_attn, layer.mlp
+        normed = layer.input_layernorm(x_ND)
+        query_key = turned(torch.cat([a.q_proj(normed), a.k_proj(normed)], dim=1))
+        x_ND = x_ND + a.o_proj(attended(torch.cat([query_key, a.v_proj(normed).unflatten(-1, (-1, S))], dim=1)))
+        normed = layer.post_attention_layernorm(x_ND)
+        x_ND = x_ND + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+    return inner.norm(x_ND)
 
 
 def fits(model: Any) -> bool:

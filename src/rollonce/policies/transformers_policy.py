@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from rollonce.errors import InputError, MissingExtraError
+from rollonce.policies.objective import token_log_probs
 from rollonce.policies.samples import Evaluation, Samples
-from rollonce.policies.sampling import draw
-from rollonce.policies.small_llama import SmallLlama, fits
+from rollonce.policies.sampling import Drawn, draw
+from rollonce.policies.small_llama import SmallLlama, fits, packed_hidden
 
 _META = "rollonce_policy.json"
 
@@ -288,9 +290,8 @@ class TransformersPolicy:
         for start in range(0, len(prompts), rows):
             some = list(prompts[start : start + rows])
             ids_BP, mask_BP = self.encode(some)
-            with self._sampling_model() as model:
-                drawn = draw(
-                    model,
+            with self._drawing() as draw_rollouts:
+                drawn = draw_rollouts(
                     ids_BP.to(self.device),
                     mask_BP.to(self.device),
                     max_new_tokens=max_new_tokens,
@@ -299,8 +300,7 @@ class TransformersPolicy:
                     eos_ids=self.eos_ids,
                     pad_id=self.pad_id,
                 )
-            # Copies: what inference mode makes could not feed a value head.
-            ids_BT, mask_BT, log_probs_BT, truncated_B = (x.cpu().clone() for x in drawn)
+            ids_BT, mask_BT, log_probs_BT, truncated_B = (x.cpu() for x in drawn)
             texts = [
                 self.tokenizer.decode(i[m], skip_special_tokens=True) for i, m in zip(ids_BT, mask_BT, strict=True)
             ]
@@ -324,10 +324,40 @@ class TransformersPolicy:
         forward pass.
 
         For micro-batches call it on the parts of `Samples.split` and give each loss the whole batch's token count.
-        Prompt and response stand end to end and are padded on the right: causal attention then needs no mask, which is
-            faster, and the padding
-        cannot reach a token before it.
         """
+        if not self.autocast and not self.gradient_checkpointing and fits(self.model):
+            return self._evaluate_packed(samples, hidden=hidden)
+        return self._evaluate_padded(samples, hidden=hidden)
+
+    def _evaluate_packed(self, samples: Samples, *, hidden: bool) -> Evaluation:
+        """A small Llama's: no padding anywhere, and logits of the response tokens alone."""
+        length_B = samples.prompt_mask_BP.sum(dim=1)
+        order = torch.argsort(length_B + samples.lengths_B, descending=True, stable=True)
+        both_BL = torch.cat([samples.prompt_mask_BP, samples.response_mask_BT], dim=1)[order]
+        ids_N = torch.cat([samples.prompt_ids_BP, samples.response_ids_BT], dim=1)[order][both_BL]
+        hidden_ND = packed_hidden(self.model, ids_N, both_BL.sum(dim=1).tolist())
+        # A token's distribution, and its value, come from the hidden state one token before it.
+        is_response_N = torch.cat([torch.zeros_like(samples.prompt_mask_BP), samples.response_mask_BT], dim=1)[order][
+            both_BL
+        ]
+        before_nD = hidden_ND[is_response_N.nonzero().squeeze(1) - 1]
+        row_n, column_n = samples.response_mask_BT[order].nonzero(as_tuple=True)
+        places = (order[row_n], column_n)
+        log_probs_n, entropies_n = token_log_probs(
+            self.model.lm_head(before_nD).double(), ids_N[is_response_N], samples.temperature
+        )
+        mask_BT = samples.response_mask_BT
+        zeros_BT = torch.zeros(mask_BT.shape)
+        return Evaluation(
+            zeros_BT.index_put(places, log_probs_n.float()),
+            zeros_BT.index_put(places, entropies_n.float()),
+            mask_BT,
+            before_nD.new_zeros((*mask_BT.shape, before_nD.shape[1])).index_put(places, before_nD) if hidden else None,
+        )
+
+    def _evaluate_padded(self, samples: Samples, *, hidden: bool) -> Evaluation:
+        """Prompt and response stand end to end and are padded on the right: causal attention then needs no mask, which
+        is faster, and the padding cannot reach a token before it."""
         length_B = samples.prompt_mask_BP.sum(dim=1)
         T = samples.response_ids_BT.shape[1]
         L = int((length_B + samples.lengths_B).max())
@@ -361,29 +391,25 @@ class TransformersPolicy:
         tokens_BT = samples.response_ids_BT.to(self.device)
         rows_B1 = torch.arange(len(samples), device=self.device)[:, None]
         logits_BTV = output.logits[rows_B1, take_BT].float()
-        if samples.temperature > 0:
-            logits_BTV = logits_BTV / samples.temperature
-        all_BTV = torch.log_softmax(logits_BTV, dim=-1)
-        log_probs_BT = all_BTV.gather(2, tokens_BT[:, :, None]).squeeze(2).masked_fill(~mask_BT, 0.0)
-        with torch.no_grad():
-            entropies_BT = torch.special.entr(all_BTV.exp()).sum(dim=-1).masked_fill(~mask_BT, 0.0)
+        log_probs_BT, entropies_BT = token_log_probs(logits_BTV, tokens_BT, samples.temperature)
         hidden_BTD = output.hidden_states[-1][rows_B1, take_BT + first].float() if hidden else None
-        return Evaluation(log_probs_BT, entropies_BT, mask_BT, hidden_BTD)
+        return Evaluation(
+            log_probs_BT.masked_fill(~mask_BT, 0.0), entropies_BT.masked_fill(~mask_BT, 0.0), mask_BT, hidden_BTD
+        )
 
     def log_probs(self, samples: Samples) -> Tensor:
         """``evaluate(samples).log_probs_BT``: (B, T), with gradient, 0 in the padding."""
         return self.evaluate(samples).log_probs_BT
 
     @contextlib.contextmanager
-    def _sampling_model(self) -> Iterator[Any]:
-        """What to decode with: a small Llama on a CPU has a forward pass of its own, which knows no gradient at all."""
+    def _drawing(self) -> Iterator[Callable[..., Drawn]]:
+        """What draws rollouts from the model as it is now: a small Llama on a CPU has code of its own for it."""
         self.model.eval()
-        if not self.autocast and fits(self.model):
-            with torch.inference_mode():
-                yield SmallLlama(self.model)
-        else:
-            with torch.no_grad(), self._autocast():
-                yield self.model
+        with torch.no_grad(), self._autocast():
+            if not self.autocast and fits(self.model):
+                yield SmallLlama(self.model).draw
+            else:
+                yield partial(draw, self.model)
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()

@@ -83,9 +83,7 @@ class LocalLearner:
         self.policy = policy if policy is not None else load_policy(config.policy, config.seed)
         embedded = config.policy.source == "embedded"
         self.max_new_tokens = config.train.max_new_tokens or (EMBEDDED_MAX_NEW_TOKENS if embedded else 512)
-        # Its rollouts differ in length: sixteen at a time, sorted by length, spend less on padding than all at once and
-        # less on calls than eight at a time.
-        self.train_rows = config.policy.train_rows or (16 if embedded else None)
+        self.train_rows = config.policy.train_rows
         train, loss = config.train, config.loss
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
