@@ -48,7 +48,7 @@ def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
         ({"arms": {"a": {}}}, "a baseline or a critic table"),
         ({"arms": {"a": {"baseline": "loo", "critic": {}}}}, "not both"),
         ({"arms": {"a/b": {"baseline": "loo"}}}, "becomes a directory"),
-        ({"arms": {"a": {"baseline": "grpo", "group_size": 5}}}, "32 rollouts a step are no multiple of group_size 5"),
+        ({"arms": {"a": {"baseline": "grpo", "group_size": 5}}}, "32 rollouts per step are no multiple"),
         ({"arms": {"a": {"baseline": "loo", "learning_rate": 1e-3, "learning_rates": [1e-3]}}}, "not both"),
         ({"compare": {"seeds": [1, 1]}}, "different from each other"),
         ({"compare": {"reference": "b"}}, "'b' is no arm; there are a"),
@@ -104,3 +104,18 @@ def test_every_shipped_configuration_is_valid():
     assert len(files) >= 2
     for path in files:
         assert runs_of(load_config(path))
+
+
+def test_an_arm_may_have_a_batch_of_its_own_as_a_positive_control():
+    config = validated(
+        ExperimentConfig,
+        {
+            "train": {"rollouts": 32},
+            "arms": {"loo": {"baseline": "loo"}, "loo_64": {"baseline": "loo", "rollouts": 64}},
+        },
+    )
+    runs = {run.name: run for run in runs_of(config)}
+    assert {name: run.train.rollouts for name, run in runs.items()} == {"loo": 32, "loo_64": 64}
+    assert runs["loo_64"].tasks_per_step == 64
+    with pytest.raises(InputError, match="12 rollouts per step are no multiple of group_size 8"):
+        validated(ExperimentConfig, {"arms": {"a": {"baseline": "grpo", "group_size": 8, "rollouts": 12}}})

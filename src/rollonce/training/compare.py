@@ -266,11 +266,9 @@ def check_start(config: ExperimentConfig) -> None:
         check_device(config.policy.device)
     splits = tasks_of(config.tasks)
     for name, arm in config.arms.items():
-        if config.train.rollouts // arm.group_size > len(splits.train):
-            raise InputError(
-                f"arm {name!r} needs {config.train.rollouts // arm.group_size} different tasks a step, but there are "
-                f"{len(splits.train)}"
-            )
+        distinct = (arm.rollouts or config.train.rollouts) // arm.group_size
+        if distinct > len(splits.train):
+            raise InputError(f"arm {name!r} needs {distinct} different tasks a step, but there are {len(splits.train)}")
         if arm.critic is not None or arm.baseline == ORACLE:
             continue
         try:

@@ -263,6 +263,7 @@ class ArmConfig(Section):
             wrote, or a table with the configuration of a baseline (``{type = "kriging", window = 128}``). None with a
             token-level critic.
         group_size: Rollouts of each task; ``rollouts`` must be a multiple.
+        rollouts: A step, instead of the run's: a positive control with another batch.
         critic: A table: a token-level critic in place of a baseline.
         oracle: A table, for ``baseline = "oracle"``.
         learning_rate: Instead of the run's.
@@ -272,6 +273,7 @@ class ArmConfig(Section):
 
     baseline: str | dict[str, Any] | None = None
     group_size: Count = 1
+    rollouts: Count | None = None
     critic: CriticConfig | None = None
     oracle: OracleConfig | None = None
     learning_rate: Positive | None = None
@@ -355,10 +357,10 @@ class ExperimentConfig(Section):
                 raise ValueError(
                     f"the arm name {name!r} becomes a directory: use letters, digits, '_', '.', '+' and '-'"
                 )
-            if self.train.rollouts % arm.group_size:
+            rollouts = arm.rollouts or self.train.rollouts
+            if rollouts % arm.group_size:
                 raise ValueError(
-                    f"arm {name!r}: {self.train.rollouts} rollouts a step are no multiple of group_size "
-                    f"{arm.group_size}"
+                    f"arm {name!r}: {rollouts} rollouts per step are no multiple of group_size {arm.group_size}"
                 )
         if self.compare.devices is not None:
             if self.policy.engine == "tinker":

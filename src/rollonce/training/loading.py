@@ -47,13 +47,16 @@ def _absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
 def runs_of(config: ExperimentConfig) -> list[RunConfig]:
     """Every run of a comparison: seeds outermost, so that an interrupted one has all arms alike; a grid gives arms
     ``NAME@RATE``."""
-    shared = {k: getattr(config, k) for k in ("policy", "tasks", "train", "evaluation", "track")}
+    shared = {k: getattr(config, k) for k in ("policy", "tasks", "evaluation", "track")}
     out = []
     for seed in config.compare.seeds:
         for name, arm in config.arms.items():
             loss = validated(LossConfig, {**config.loss.model_dump(), **arm.loss}, f"arm {name!r}, loss")
+            train = config.train.model_copy(update={"rollouts": arm.rollouts or config.train.rollouts})
             for rate in arm.learning_rates or (arm.learning_rate,):
                 label = f"{name}@{rate:g}" if arm.learning_rates else name
-                single = arm.model_copy(update={"learning_rate": rate, "learning_rates": (), "loss": {}})
-                out.append(RunConfig(name=label, arm=single, seed=seed, loss=loss, **shared))
+                single = arm.model_copy(
+                    update={"learning_rate": rate, "learning_rates": (), "loss": {}, "rollouts": None}
+                )
+                out.append(RunConfig(name=label, arm=single, seed=seed, train=train, loss=loss, **shared))
     return out
