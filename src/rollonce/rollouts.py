@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollonce.arrays import float_array
 from rollonce.errors import InputError
 from rollonce.rounding import COARSEST, rewards_are_equal
 
@@ -154,6 +155,10 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self._prompts) if self.index_N is None else len(self.index_N)
+
+    def __repr__(self) -> str:
+        columns = f", columns {', '.join(self.column_names)}" if self.column_names else ""
+        return f"Tasks({len(self)} prompts{columns})"
 
     def take(self, index_N: Sequence[int] | IntArray) -> Tasks:
         """The tasks at these positions, sharing this one's cache of features."""
@@ -341,7 +346,7 @@ class Rollouts:
         >>> table.n_tasks, table.n_rollouts
         (2, 4)
         """
-        groups = [np.asarray(g, dtype=np.float64) for g in rewards]
+        groups = [float_array(g) for g in rewards]
         if len(groups) != len(prompts):
             raise InputError(f"{len(groups)} groups of rewards but {len(prompts)} prompts")
         for i, g in enumerate(groups):
@@ -361,6 +366,11 @@ class Rollouts:
             lengths_R=_grouped_like(groups, lengths, "lengths"),
             log_probs_R=_grouped_like(groups, log_probs, "log_probs"),
         )
+
+    def __repr__(self) -> str:
+        columns = f", columns {', '.join(self.tasks.column_names)}" if self.tasks.column_names else ""
+        mean = f"mean reward {self.rewards_R.mean():.3g}" if self.n_rollouts else "empty"
+        return f"Rollouts({self.name!r}, {self.n_tasks} tasks, {self.n_rollouts} rollouts, {mean}{columns})"
 
     @property
     def n_tasks(self) -> int:
@@ -443,7 +453,7 @@ def _grouped_like(
     sizes = [len(g) for g in values]
     if sizes != [len(g) for g in groups]:
         raise InputError(f"{what} must be grouped like the rewards, {len(groups)} groups of the same sizes")
-    return np.concatenate([np.asarray(g, dtype=np.float64) for g in values])
+    return np.concatenate([float_array(g) for g in values])
 
 
 def _without_rounding(rewards_R: FloatArray, offsets_N1: IntArray) -> FloatArray:

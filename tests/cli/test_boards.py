@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from rollonce import datasets
 from rollonce.baselines import SelfTuning
+from rollonce.boards import BoardSettings, make_board
 from rollonce.cli import main
-from rollonce.commands.boards import BoardSettings, score_table
 from rollonce.scoring import Scorer, cross_fit, group_scores, score_rollouts
 
 TABLE = datasets.load(
@@ -15,12 +16,8 @@ TABLE = datasets.load(
 )  # where self-tuning with a window is the best, so that the groups follow
 
 
-def quiet(what: str, done: int, total: int) -> None:
-    pass
-
-
 def test_self_tuning_is_on_the_board_and_cross_fitted():
-    board = score_table(TABLE, BoardSettings(n_batches=300, resamples=0), quiet)
+    board = make_board(TABLE, BoardSettings(n_batches=300, resamples=0))
     by_label = {s.label: s for s in board.scores}
     for label, window in (("self-tuning", 0), ("self-tuning, window 512", 512)):
         scorer = Scorer(TABLE, n_batches=300, n_batches_expensive=300, resamples=0, shared_windows=True)
@@ -44,8 +41,27 @@ def test_the_public_function_gives_the_board_that_the_command_prints(capsys):
     assert printed["curve"] == json.loads(json.dumps(called["curve"]))
 
 
+def test_markdown_and_an_opened_page(tmp_path, monkeypatch, capsys):
+    """A browser is what cannot run here: it is told the page's address and nothing else."""
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)))
+    few = ["game24", "--only", "loo", "--batches", "20", "--resamples", "4"]
+    assert main(["score", *few, "--open", "--markdown", str(tmp_path / "board.md")]) == 0
+    (address,) = opened
+    page = Path(address.removeprefix("file://"))
+    assert "game24_gpt4_cot" in page.read_text()
+    page.unlink()
+    said = capsys.readouterr().err
+    assert f"no browser here; open {page} with one" in said
+    text = (tmp_path / "board.md").read_text()
+    assert text.startswith("## game24\\_gpt4\\_cot, batches of 32")
+    assert "| LOO mean |" in text
+    assert main(["score", *few, "--open", "--report", str(tmp_path / "page.html")]) == 0
+    assert opened[1] == (tmp_path / "page.html").as_uri()
+
+
 def test_held_out_boards_leave_it_out():
-    board = score_table(TABLE, BoardSettings(n_batches=20, resamples=0, held_out=0.5), quiet)
+    board = make_board(TABLE, BoardSettings(n_batches=20, resamples=0, held_out=0.5))
     assert not any(s.label.startswith("self-tuning") for s in board.scores)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rollonce.arrays import float_array
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -46,7 +47,7 @@ class Batch:
 
         Args:
             prompts: As text.
-            rewards: Finite numbers.
+            rewards: Finite numbers: a list, an array or a tensor of any dtype.
             task_ids: Equal for rollouts of one task; the rows' numbers by default.
             columns: Declared columns, known before the rollouts.
             log_probs: See `Batch.log_probs_B`; NaN where unknown.
@@ -55,7 +56,7 @@ class Batch:
             InputError: if the numbers of prompts, rewards and log-probabilities differ, a reward is not finite, or a
                 log-probability is above 0 or infinite.
         """
-        rewards_B = np.asarray(rewards, dtype=np.float64)
+        rewards_B = float_array(rewards)
         if rewards_B.shape != (len(prompts),):
             raise InputError(
                 f"a batch needs one reward per prompt: {len(prompts)} prompts, rewards of shape {rewards_B.shape}"
@@ -80,6 +81,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rewards_B)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} rollouts, mean reward {self.rewards_B.mean() if len(self) else 0.0:.3g})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +200,7 @@ def log_probs_from_state(state: Sequence[float | None] | None, n: int) -> FloatA
 
 
 def _checked_log_probs(log_probs: Sequence[float] | FloatArray, n: int) -> FloatArray:
-    array = np.asarray(log_probs, dtype=np.float64)
+    array = float_array(log_probs)
     if array.shape != (n,):
         raise InputError(f"{n} rollouts need one log-probability each, not an array of shape {array.shape}")
     bad = np.flatnonzero((array > 1e-3) | np.isinf(array))

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from rollonce.arrays import float_array
 from rollonce.baselines.base import Baseline, Tags, copy_without_history
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
@@ -194,7 +195,7 @@ class ExpertMixture(Baseline):
         Experts that learn offline are fitted on the first half; the second half is played through in batches, from
         which the mixture is learned; then those experts are fitted on all. The rows played do not stay as history.
         """
-        tasks, y = as_tasks(tasks), np.asarray(rewards, np.float64)
+        tasks, y = as_tasks(tasks), float_array(rewards)
         if y.shape != (len(tasks),) or not np.isfinite(y).all():
             raise InputError(
                 f"fit_rewards needs one finite reward a task: {len(tasks)} tasks, rewards of shape {y.shape}"

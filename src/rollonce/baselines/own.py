@@ -16,8 +16,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
-import numpy as np
-
+from rollonce.arrays import float_array
 from rollonce.baselines.base import Baseline, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.kernel import KernelBaseline
@@ -89,7 +88,7 @@ class FunctionBaseline(Baseline):
         positional = [known[what] for name, what in self._arguments if not name]
         out = self.function(*positional, **{name: known[what] for name, what in self._arguments if name})
         try:
-            b = np.array(out, dtype=np.float64)
+            b = float_array(out)
         except (TypeError, ValueError):
             raise InputError(f"{self.label} returned {type(out).__name__} that is not {len(batch)} numbers") from None
         if b.shape != (len(batch),):

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from rollonce.arrays import float_array
 from rollonce.baselines.base import Cost, LinearSmoother, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.covariance_stream import CovarianceStream
@@ -155,7 +156,7 @@ class SelfTuning(LinearSmoother):
             InputError: if the numbers differ, a reward is not finite, or `fit` was not called.
         """
         tasks = as_tasks(tasks)
-        y = np.asarray(rewards, np.float64)
+        y = float_array(rewards)
         if y.shape != (len(tasks),) or not np.isfinite(y).all():
             raise InputError(
                 f"fit_rewards needs one finite reward a task: {len(tasks)} tasks, rewards of shape {y.shape}"

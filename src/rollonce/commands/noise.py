@@ -120,9 +120,9 @@ def run(args: Args) -> int:
     Raises:
         InputError: for anything wrong with options, policy, tasks or rewards.
     """
-    from rollonce.commands.saved import load_given
     from rollonce.files import check_writable, plain_json, write_json_file
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
+    from rollonce.testing.given import load_given
 
     _check(args)
     check_writable(args.report, args.save)

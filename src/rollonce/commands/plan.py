@@ -8,11 +8,11 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.saved import load_given
 from rollonce.commands.terminal import out, print_json
 from rollonce.errors import InputError
 from rollonce.reports.decision import decide_on_plan, print_decision
 from rollonce.reports.plan import print_plan, print_power
+from rollonce.testing.given import load_given
 from rollonce.tuning.planning import Plan, difficulty, plan_from_moments, plan_from_rollouts
 from rollonce.tuning.power import power_table
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import webbrowser
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from rollonce.commands.boards import BoardSettings, save_row, scorable, score_tables
+from rollonce.boards import BoardSettings, row_baseline
+from rollonce.commands.boards import scorable, score_tables
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
 from rollonce.errors import InputError
@@ -89,8 +94,12 @@ class Args:
     """Write a CSV with one row per task as well: rollouts, mean, deviation, pass@k, dead groups."""
     csv: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write the boards as CSV as well, one row for each set and baseline."""
+    markdown: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write the boards as Markdown as well, for an issue or a notebook."""
     report: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one self-contained HTML page as well."""
+    open: Flag = False
+    """Open that page in a browser; without --report it is a temporary file."""
     reader: Annotated[ReaderOptions, OmitArgPrefixes] = field(default_factory=ReaderOptions)
 
 
@@ -102,12 +111,13 @@ def run(args: Args) -> int:
     """
     from rollonce.files import check_writable
     from rollonce.reports.decision import decide_on_board, print_decision
-    from rollonce.reports.files import boards_json, write_csv, write_tasks_csv
+    from rollonce.reports.files import boards_json, write_csv, write_markdown, write_tasks_csv
     from rollonce.reports.table import print_board
 
     settings = _settings(args)
     saving = args.save_best or (args.out if args.save else None)
-    check_writable(args.csv, args.report, args.tasks, saving)
+    report = args.report or (_temporary_page() if args.open else None)
+    check_writable(args.csv, args.markdown, report, args.tasks, saving)
     sources = find_sources(
         args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate
     )
@@ -123,15 +133,18 @@ def run(args: Args) -> int:
         tables, left_out = scorable(everything, args.batch_size)
         boards = score_tables(tables, settings, args.jobs, bars)
     if saving:
-        row = save_row(boards[0], tables[0], settings, args.save, saving, command)
-        remark(f"wrote {saving}: {row}, fitted on all {tables[0].n_tasks} tasks")
+        baseline = row_baseline(boards[0], tables[0], settings, args.save, command)
+        baseline.save(saving)
+        remark(f"wrote {saving}: {baseline.label}, fitted on all {tables[0].n_tasks} tasks")
     decisions = [decide_on_board(board, command, saved=saving, rho=args.rho) for board in boards]
     if args.csv:
         write_csv(args.csv, boards)
-    if args.report:
+    if args.markdown:
+        write_markdown(args.markdown, boards, decisions)
+    if report:
         from rollonce.reports.page import write_page
 
-        write_page(args.report, boards, command, decisions)
+        write_page(report, boards, command, decisions)
     if args.json:
         print_json(boards_json(boards, command, decisions) | {"left_out": left_out})
     else:
@@ -142,9 +155,17 @@ def run(args: Args) -> int:
         _say_how_files_were_taken(args, [s.files for s in sources])
     for sentence in left_out:
         remark(f"left out: {sentence}")
-    for path in filter(None, (args.csv, args.report, args.tasks)):
+    for path in filter(None, (args.csv, args.markdown, report, args.tasks)):
         remark(f"wrote {path}")
+    if args.open and not webbrowser.open(Path(report or "").resolve().as_uri()):
+        remark(f"no browser here; open {report} with one")
     return 0
+
+
+def _temporary_page() -> str:
+    handle, path = tempfile.mkstemp(prefix="rollonce-", suffix=".html")
+    os.close(handle)
+    return path
 
 
 def _settings(args: Args) -> BoardSettings:
@@ -166,7 +187,7 @@ def _settings(args: Args) -> BoardSettings:
         resamples=args.resamples,
         seed=args.seed,
         held_out=args.held_out,
-        saved=args.baseline,
+        given=args.baseline,
         exponent=read_exponent(args.exponent) if args.exponent is not None else None,
         only=args.only,
         quick=args.quick,

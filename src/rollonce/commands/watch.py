@@ -166,7 +166,7 @@ def _baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
     fitted on them."""
     from rollonce.baselines import BoostedTrees
     from rollonce.baselines.catalogue import board_baselines
-    from rollonce.commands.saved import load_given
+    from rollonce.testing.given import load_given
 
     chosen = [
         b

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from rollonce.arrays import float_array
 from rollonce.baselines import Baseline, Batch
 from rollonce.baselines.base import features_of
 from rollonce.component import Component
@@ -167,7 +168,7 @@ def make_rows(
 
 
 def _numbers(values: Sequence[float | None] | FloatArray) -> FloatArray:
-    return np.array([np.nan if v is None else float(v) for v in values], dtype=np.float64)
+    return float_array(values)
 
 
 def _plain(value: Any) -> Any:

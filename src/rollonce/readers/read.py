@@ -115,12 +115,13 @@ def read_files(
     )
     if len(files) > 1:
         _check_one_policy(files)
-    total, done = sum(file.probe.path.stat().st_size for file in files), 0
+    sizes = [file.probe.path.stat().st_size if progress else 0 for file in files]
+    total, done = sum(sizes), 0
     with _no_garbage_collection():
-        for probe, _ in files:
+        for (probe, _), size in zip(files, sizes, strict=True):
             tell = None if progress is None else lambda position, before=done: progress(before + position, total)
             _read_file(probe, reader, builder, tell)
-            done += probe.path.stat().st_size
+            done += size
             if progress is not None:
                 progress(done, total)
     if not builder.n_rows and reader.n_filtered and not builder.n_skipped:

@@ -1,10 +1,9 @@
-"""Boards as JSON and CSV."""
+"""Boards as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 
 from rollonce import __version__
 from rollonce.files import write_whole_file
-from rollonce.reports.columns import COLUMNS, CSV_FIELDS, STEP_COLUMNS
+from rollonce.reports.board_rows import board_markdown, board_records, csv_value
+from rollonce.reports.columns import CSV_FIELDS
 from rollonce.reports.decision import Decision, decide_on_board
 from rollonce.reports.words import verdict
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, Score
+from rollonce.scoring import Board
 from rollonce.scoring.groups import chance_of_a_pass, chance_of_equals
 
 
@@ -45,11 +45,17 @@ def write_csv(path: str, boards: Sequence[Board]) -> None:
     writer = csv.writer(text)
     writer.writerow(CSV_FIELDS)
     for board in boards:
-        for rank, score in [*enumerate(board.scores, 1), *(("", s) for s in board.apart)]:
-            others = _beside_the_score(board, rank, score)
-            row = [others[name] if name in others else getattr(score, name) for name in CSV_FIELDS]
-            writer.writerow(["" if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+        writer.writerows([csv_value(v) for v in record.values()] for record in board_records(board))
     write_whole_file(path, text.getvalue())
+
+
+def write_markdown(path: str, boards: Sequence[Board], decisions: Sequence[Decision]) -> None:
+    """The boards under each other, as Markdown.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    write_whole_file(path, "\n".join(map(board_markdown, boards, decisions)))
 
 
 def write_tasks_csv(path: str, tables: Sequence[Rollouts]) -> None:
@@ -80,24 +86,6 @@ def write_tasks_csv(path: str, tables: Sequence[Rollouts]) -> None:
                 *(chance_of_a_pass(group >= full, k) for k in sizes),
                 *(chance_of_equals(group, g) for g in sizes[1:]),
             ]
-            plain = ["" if isinstance(v, float) and not math.isfinite(v) else v for v in row]
+            plain = [csv_value(value) for value in row]
             writer.writerow([table.name, task, *plain, " ".join(prompt.split())[:200]])
     write_whole_file(path, text.getvalue())
-
-
-def _beside_the_score(board: Board, rank: int | str, score: Score) -> dict[str, Any]:
-    moments = board.moments
-    return {
-        "set": board.name,
-        "batch_size": board.batch_size,
-        "rank": rank,
-        "baseline": score.label,
-        **{
-            f"{column.field}{end}": value
-            for column in (*COLUMNS, *STEP_COLUMNS)
-            for end, value in zip(("", "_low", "_high"), column.of(score), strict=True)
-        },
-        "n_tasks": moments.n_tasks,
-        "n_rollouts": moments.n_rollouts,
-        "snr": moments.snr.value,
-    }
