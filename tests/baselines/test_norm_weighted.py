@@ -9,6 +9,7 @@ from rollonce.baselines import Baseline, Batch, History, KernelBaseline, Kriging
 from rollonce.baselines.catalogue import named_baseline
 from rollonce.baselines.norm_weighted import MOST_TILT, fit_slope, tilted_means
 from rollonce.errors import InputError
+from rollonce.integrations.hook import AdvantageHook
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import score_rollouts
 from rollonce.testing import check_baseline
@@ -163,3 +164,23 @@ def test_names_and_refusals() -> None:
         NormWeighted(min_rows=4)
     with pytest.raises(InputError, match="one log-probability per task"):
         NormWeighted().fit_rewards(["a", "b"], [0.0, 1.0], [-1.0])
+
+
+def test_in_a_trainers_hook_it_learns_from_step_to_step_and_goes_on_after_a_restart() -> None:
+    rng = np.random.default_rng(7)
+    hook = AdvantageHook(NormWeighted(LeaveOneOut(window=64)))
+    plain = AdvantageHook(LeaveOneOut(window=64))
+    steps = [past(rng, 40) for _ in range(3)]
+    for i, step in enumerate(steps):
+        assert step.log_probs_B is not None
+        prompts = step.tasks.prompts
+        a = hook.advantages(prompts, step.rewards_B, log_probs=step.log_probs_B).advantages_N
+        b = plain.advantages(prompts, step.rewards_B).advantages_N
+        np.testing.assert_allclose(a, b) if i == 0 else np.testing.assert_array_less(b - 1e-12, a)
+    again = AdvantageHook(NormWeighted(LeaveOneOut(window=64)))
+    again.load_state_dict(hook.state_dict())
+    batch = past(rng, 20)
+    expected = hook.advantages(batch.tasks.prompts, batch.rewards_B, log_probs=batch.log_probs_B).advantages_N
+    np.testing.assert_array_equal(
+        again.advantages(batch.tasks.prompts, batch.rewards_B, log_probs=batch.log_probs_B).advantages_N, expected
+    )
