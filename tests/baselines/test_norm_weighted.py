@@ -184,3 +184,18 @@ def test_in_a_trainers_hook_it_learns_from_step_to_step_and_goes_on_after_a_rest
     np.testing.assert_array_equal(
         again.advantages(batch.tasks.prompts, batch.rewards_B, log_probs=batch.log_probs_B).advantages_N, expected
     )
+
+
+@pytest.mark.parametrize("smoother", [KernelBaseline(window=64), LeaveOneOut(window=64)])
+def test_large_batches_go_without_the_table_of_weights_and_agree_with_it(smoother, monkeypatch) -> None:
+    rng = np.random.default_rng(8)
+    weighted = NormWeighted(smoother)
+    weighted.fit(PROMPTS)
+    weighted.observe(past(rng))
+    batch = Batch.of(PROMPTS[20:60], rng.integers(0, 2, 40).astype(float))
+    by_table = weighted.predict(batch)
+    monkeypatch.setattr("rollonce.baselines.norm_weighted.LARGE", 10)
+    monkeypatch.setattr("rollonce.baselines.kernel.LARGE", 10)
+    without = weighted.predict(batch)
+    np.testing.assert_allclose(without.baseline_B, by_table.baseline_B, atol=1e-4)  # float32, see `baselines.large`
+    assert not np.array_equal(without.baseline_B, by_table.baseline_B) or isinstance(smoother, LeaveOneOut), "float32 shows"

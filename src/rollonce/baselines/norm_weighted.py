@@ -28,7 +28,8 @@ import numpy as np
 
 from rollonce.baselines.base import Baseline, LinearSmoother, Tags
 from rollonce.baselines.batch import Batch, History, Prediction, log_probs_from_state, log_probs_to_state
-from rollonce.baselines.kernel import LeaveOneOut
+from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
+from rollonce.baselines.large import LARGE
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import as_tasks
@@ -184,10 +185,27 @@ class NormWeighted(Baseline):
             past_H = history.last(self.window).rewards_H
         if not slope:
             return self.smoother.predict(batch, history)
-        w_BM = self.smoother.weights(batch, history)
         rewards_M = np.concatenate([batch.rewards_B, past_H])
+        if isinstance(self.smoother, KernelBaseline | LeaveOneOut) and len(batch) * len(rewards_M) > LARGE:
+            return self._predict_large(batch, history, rewards_M, self.exponent * slope)
+        w_BM = self.smoother.weights(batch, history)
         b_B = tilted_means(w_BM[None], rewards_M[None], self.exponent * slope)[0]
         nothing_B: BoolArray = ~np.asarray(w_BM.any(axis=1))
+        return Prediction.of(batch, np.where(nothing_B, self.prior, b_B), nothing_B)
+
+    def _predict_large(self, batch: Batch, history: History | None, rewards_M: FloatArray, tilt: float) -> Prediction:
+        """Without the table of weights: the smoother's own means of ``m (r - lowest)`` and of ``m``."""
+        m_1M, low_11 = norm_weights(rewards_M[None], tilt)
+        m_M, low = m_1M[0], float(low_11[0, 0])
+        past = (self.smoother.history if history is None else history).last(self.window)
+
+        def mean_of(values_M: FloatArray) -> Prediction:
+            n = len(batch)
+            return self.smoother.predict(replace(batch, rewards_B=values_M[:n]), replace(past, rewards_H=values_M[n:]))
+
+        above, below = mean_of(m_M * (rewards_M - low)), mean_of(m_M)
+        nothing_B = below.only_prior_B
+        b_B = low + above.baseline_B / np.where(nothing_B, 1.0, below.baseline_B)
         return Prediction.of(batch, np.where(nothing_B, self.prior, b_B), nothing_B)
 
     def weight_blocks(
@@ -258,10 +276,8 @@ def tilted_means(w_KBM: FloatArray, rewards_KM: FloatArray, tilt: float) -> Floa
     plain_KB = np.einsum("kbm,km->kb", w_KBM, rewards_KM)
     if not tilt or not rewards_KM.shape[1]:
         return plain_KB
-    low_K1, high_K1 = rewards_KM.min(axis=1, keepdims=True), rewards_KM.max(axis=1, keepdims=True)
-    tilt_K1 = np.clip(tilt * (high_K1 - low_K1), -MOST_TILT, MOST_TILT)
-    place_KM = (rewards_KM - low_K1) / np.maximum(high_K1 - low_K1, 1e-300)
-    m_KM = np.exp(tilt_K1 * place_KM)
+    m_KM, low_K1 = norm_weights(rewards_KM, tilt)
+    high_K1 = rewards_KM.max(axis=1, keepdims=True)
     below_KB = np.einsum("kbm,km->kb", w_KBM, m_KM)
     below_KB = np.clip(below_KB, m_KM.min(axis=1, keepdims=True), m_KM.max(axis=1, keepdims=True))
     above_KB = np.einsum("kbm,km->kb", w_KBM, m_KM * (rewards_KM - low_K1))
@@ -270,4 +286,11 @@ def tilted_means(w_KBM: FloatArray, rewards_KM: FloatArray, tilt: float) -> Floa
     return np.clip(plain_KB + moved_KB, np.minimum(low_K1, plain_KB), np.maximum(high_K1, plain_KB))
 
 
-__all__ = ["NormWeighted", "fit_slope", "tilted_means"]
+def norm_weights(rewards_KM: FloatArray, tilt: float) -> tuple[FloatArray, FloatArray]:
+    """``m = exp(tilt (r - lowest))`` with the tilt limited by `MOST_TILT` (K, M), and the lowest rewards (K, 1)."""
+    low_K1, high_K1 = rewards_KM.min(axis=1, keepdims=True), rewards_KM.max(axis=1, keepdims=True)
+    tilt_K1 = np.clip(tilt * (high_K1 - low_K1), -MOST_TILT, MOST_TILT)
+    return np.exp(tilt_K1 * (rewards_KM - low_K1) / np.maximum(high_K1 - low_K1, 1e-300)), low_K1
+
+
+__all__ = ["NormWeighted", "fit_slope", "norm_weights", "tilted_means"]
