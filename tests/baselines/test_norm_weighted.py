@@ -198,4 +198,6 @@ def test_large_batches_go_without_the_table_of_weights_and_agree_with_it(smoothe
     monkeypatch.setattr("rollonce.baselines.kernel.LARGE", 10)
     without = weighted.predict(batch)
     np.testing.assert_allclose(without.baseline_B, by_table.baseline_B, atol=1e-4)  # float32, see `baselines.large`
-    assert not np.array_equal(without.baseline_B, by_table.baseline_B) or isinstance(smoother, LeaveOneOut), "float32 shows"
+    assert not np.array_equal(without.baseline_B, by_table.baseline_B) or isinstance(smoother, LeaveOneOut), (
+        "float32 shows"
+    )
