@@ -192,6 +192,15 @@ OFF = [
     ({"budget": {}}, "no budget is registered"),
     ({"feasibility_required": False}, "feasibility is not required"),
     ({"generation_audit.max_eval_overlaps": 5}, "the data audit lets 5 pass"),
+    (
+        {"command": "B_eff calibration: 64 tasks x 8 rollouts.", "rollonce.calibration_tasks": 32},
+        "rollonce.calibration_tasks is 32, where the registered text says 64 (command: 'B_eff calibration: 64 tasks",
+    ),
+    (
+        {"restoration_preflight.reason": "A mismatch over atol 1e-6 aborts.", "rollonce.restoration_atol": 5e-3},
+        "rollonce.restoration_atol is 0.005, where the registered text says 1e-06",
+    ),
+    ({"rollonce.training": {"loss": {"kl": 0.5}}}, 'beside the registered ones: {"training": {"loss": {"kl": 0.5}}}'),
 ]
 
 
@@ -200,9 +209,10 @@ def test_a_safeguard_that_is_off_stands_on_the_first_page(tmp_path: Path, change
     outcome, _ = go(write_spec(tmp_path, small_spec(**changes)), tmp_path / "run")
     page, text = write_report(tmp_path / "run", "command", outcome)
     for words in (page.read_text(), text.read_text()):
-        assert said in words.replace("&#39;", "'")
+        words = words.replace("&#39;", "'").replace("&#34;", '"')
+        assert said in words
         # Before anything else: the verdict's table, the evaluation, the gate.
-        at = words.index(said.replace("'", "&#39;") if "<html" in words else said)
+        at = words.index(said)
         assert all(at < words.rindex(later) for later in ("Activation gate", "Evaluation", "Records") if later in words)
 
 
@@ -376,6 +386,27 @@ def test_a_sentence_that_cannot_be_read_stops(tmp_path: Path, field: str, text: 
     with pytest.raises(InputError) as caught:
         derive_settings(write_spec(tmp_path, document).spec)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training": {"train": {"max_new_tokens": 2048}}}, "rollonce.training.train.max_new_tokens would replace"),
+        ({"training": {"train": {"learning_rate": 1.0}}}, "rollonce.training.train.learning_rate would replace"),
+        ({"training": {"policy": {"lora_rank": 2}}}, "rollonce.training.policy.lora_rank would replace"),
+        ({"training": {"tasks": {"source": "gsm8k:hub"}}}, "rollonce.training.tasks.source would replace"),
+        ({"arm_training": {"grpo_g8": {"group_size": 2}}}, "rollonce.arm_training.grpo_g8.group_size would replace"),
+    ],
+)
+def test_our_own_section_replaces_nothing_that_is_registered(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    from rollonce.experiments.engines.loop_config import loop_config
+
+    loaded = write_spec(tmp_path, small_spec(**{f"rollonce.{k}": v for k, v in changes.items()}))
+    settings = derive_settings(loaded.spec)
+    with pytest.raises(InputError, match=said.replace(".", r"\.")):
+        loop_config(loaded.spec, settings, loaded.spec.arms[0], 3, service=False)
 
 
 def test_two_sentences_that_differ_stop(tmp_path: Path) -> None:

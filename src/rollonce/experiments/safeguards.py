@@ -3,9 +3,11 @@ page of the report. None of them is silent."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-from rollonce.experiments.derive import ExperimentSettings
+from rollonce.errors import InputError
+from rollonce.experiments.derive import READINGS, ExperimentSettings, read_setting
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.spec import GATE_METRICS, Spec, Tolerance
 
@@ -24,14 +26,35 @@ def switched_off(loaded: LoadedSpec, settings: ExperimentSettings) -> list[str]:
         *_off_in_audit(spec),
         *_off_in_budget(spec),
     ]
+    found += _against_the_text(spec, settings)
     if spec.command and "tinker_cookbook.recipes" in spec.command and settings.engine != "cookbook":
         found.append(
             f"the registered command names tinker-cookbook's recipe; this run trains with our own loop (engine "
             f"{settings.engine})"
         )
+    own = {k: v for k in ("training", "arm_training") if (v := getattr(spec.rollonce, k))}
+    if own:
+        found.append(f"our loop is given settings beside the registered ones: {json.dumps(own, sort_keys=True)}")
     if loaded.unknown:
         found.append(f"fields of the specification that this program does not know: {', '.join(loaded.unknown)}")
     return found
+
+
+def _against_the_text(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
+    """Settings of the section ``rollonce`` that are others than the registered text says."""
+    for name in dict.fromkeys(reading.setting for reading in READINGS):
+        if settings.origins[name].where != f"rollonce.{name}" or name == "engine":  # which has a sentence of its own
+            continue
+        try:
+            read = read_setting(spec, name)
+        except InputError:  # a text that cannot be read is what the section is there for
+            continue
+        if read is not None and read[0] != getattr(settings, name):
+            value, origin = read[0], read[1]
+            yield (
+                f"rollonce.{name} is {getattr(settings, name)}, where the registered text says {value} "
+                f"({origin.where}: {origin.sentence!r})"
+            )
 
 
 def _off_in_gate(spec: Spec) -> Iterator[str]:

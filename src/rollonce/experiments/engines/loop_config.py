@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from rollonce.errors import InputError
 from rollonce.experiments.advantages import TOKEN_CRITIC, config_of
 from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.training.config import RunConfig, validated
 
+OURS_TO_CHOOSE = ("kl_every", "shadow", "audit_weights")
+"""Of the loop's settings those that no specification registers."""
+REGISTERED_OF_AN_ARM = ("group_size", "baseline")
+
 
 def loop_config(spec: Spec, settings: ExperimentSettings, arm: ArmSpec, steps: int, *, service: bool) -> RunConfig:
-    """What the loop is given for an arm."""
+    """What the loop is given for an arm.
+
+    Raises:
+        InputError: ``rollonce.training`` or ``arm_training`` would replace what the specification's own fields say.
+    """
     own, optimizer = spec.rollonce, spec.optimizer_of(arm.name)
     arm_table: dict[str, Any] = {"group_size": arm.group_size, **own.arm_training.get(arm.name, {})}
     if arm.advantage == TOKEN_CRITIC:
@@ -38,6 +48,10 @@ def loop_config(spec: Spec, settings: ExperimentSettings, arm: ArmSpec, steps: i
         "shadow": (),
         "audit_weights": True,
     }
+    _refuse_replaced(own.training, {"policy": policy, "train": train, "tasks": ("source",)}, "rollonce.training.")
+    _refuse_replaced(
+        {arm.name: own.arm_training.get(arm.name, {})}, {arm.name: REGISTERED_OF_AN_ARM}, "rollonce.arm_training."
+    )
     data = {
         "name": arm.name,
         "arm": arm_table,
@@ -49,3 +63,12 @@ def loop_config(spec: Spec, settings: ExperimentSettings, arm: ArmSpec, steps: i
         "evaluation": {"every": 0},
     }
     return validated(RunConfig, data, f"the configuration of arm {arm.name!r}")
+
+
+def _refuse_replaced(sections: Mapping[str, Any], registered: Mapping[str, Collection[str]], at: str) -> None:
+    for section, names in registered.items():
+        given = sections.get(section) or {}
+        if replaced := sorted(set(given) & set(names) - set(OURS_TO_CHOOSE)):
+            raise InputError(
+                f"{at}{section}.{replaced[0]} would replace what the specification's own fields say; change it there"
+            )
