@@ -71,8 +71,8 @@ def test_a_rollout_that_meets_the_limit_earns_nothing(reward):
     # Without verifiers: the asker's reading of an episode needs none of it.
     asker = EnvironmentAsker.__new__(EnvironmentAsker)
     asker.note, asker._reader = {}, Verifiers(Options())
-    assert asker._sampled(episode_of("stop", 1.0)) == Sampled("So the answer is 4", 7, 16, reward=2.0)
-    cut = asker._sampled(episode_of("length", reward))
+    assert asker._sampled_of_episode(episode_of("stop", 1.0)) == Sampled("So the answer is 4", 7, 16, reward=2.0)
+    cut = asker._sampled_of_episode(episode_of("length", reward))
     assert cut == Sampled("So the answer is 4", 7, 16, truncated=True, reward=0.0, failure="truncated")
 
 

@@ -86,10 +86,10 @@ class Endpoint:
             return  # it is there, and fails to list its models: whether it answers, the first rollout will tell
         except httpx.TransportError as error:
             raise InputError(
-                f"no server answers at {self.base} ({_reason(error)}); start it, or correct --url (it ends with /v1 "
-                "for most servers)"
+                f"no server answers at {self.base} ({_reason_in_words(error)}); start it, or correct --url (it ends "
+                "with /v1 for most servers)"
             ) from None
-        self._check_key(answer)
+        self._refuse_bad_key(answer)
         if answer.status_code == 200:
             try:
                 self._listed = [str(m["id"]) for m in answer.json()["data"]]
@@ -109,7 +109,7 @@ class Endpoint:
         Raises:
             InputError: the server refuses for good, or has refused for the moment too often.
         """
-        answer = await self._ask(task, seed)
+        answer = await self._ask_patiently(task, seed)
         self._answered = True
         try:
             body = answer.json()
@@ -122,7 +122,8 @@ class Endpoint:
             usage = body.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise InputError(
-                f"{self._where()} answers what is no {self.settings.api} completion: {self._quote(answer)}"
+                f"{self._address_said()} answers what is no {self.settings.api} completion: "
+                f"{self._quote_answer(answer)}"
             ) from None
         if not isinstance(text, str):
             text = "".join(p.get("text", "") for p in text if isinstance(p, dict))
@@ -153,7 +154,7 @@ class Endpoint:
 
     # ---- a request
 
-    def _body(self, task: Task, seed: int) -> dict[str, Any]:
+    def _request_body(self, task: Task, seed: int) -> dict[str, Any]:
         s = self.settings
         text = s.template.replace("{prompt}", task.prompt)
         body: dict[str, Any] = {
@@ -172,7 +173,7 @@ class Endpoint:
             body["prompt"] = text if s.system is None else f"{s.system}\n\n{text}"
         return body
 
-    async def _ask(self, task: Task, seed: int) -> httpx.Response:
+    async def _ask_patiently(self, task: Task, seed: int) -> httpx.Response:
         import httpx
 
         s = self.settings
@@ -181,34 +182,35 @@ class Endpoint:
         doubtful = self._listed is not None and s.policy not in self._listed
         tries, last = 0, ""
         while True:
-            body = self._body(task, seed)
+            body = self._request_body(task, seed)
             wait = None
             try:
                 answer = await self.client.post(url, json=body)
             except httpx.TransportError as error:
-                last = _reason(error)
+                last = _reason_in_words(error)
             else:
                 if answer.is_success:
                     return answer
-                self._check_key(answer)
-                last = f"status {answer.status_code}: {self._quote(answer)}"
-                if self._adapted(answer, body):
+                self._refuse_bad_key(answer)
+                last = f"status {answer.status_code}: {self._quote_answer(answer)}"
+                if self._left_out_refused(answer, body):
                     continue
                 if answer.status_code not in _MOMENTARY:
-                    raise InputError(self._refusal(answer, task))
+                    raise InputError(self._refusal_in_words(answer, task))
                 wait = _retry_after(answer)
             limit = min(s.retries, 2) if doubtful and not self._answered else s.retries
             if tries >= limit or (wait is not None and wait > _PATIENCE):
                 late = f"; it asks to wait {wait:.0f} s" if wait is not None and wait > _PATIENCE else ""
                 raise InputError(
-                    f"{self._where()} failed {tries + 1} times in a row, last with {last}{late}{self._unlisted_hint()}"
+                    f"{self._address_said()} failed {tries + 1} times in a row, last with "
+                    f"{last}{late}{self._unlisted_hint()}"
                 )
             tries += 1
             self.retries += 1
             # Spread out, or all that failed together come back together.
             await asyncio.sleep(max(wait or 0.0, min(_LONGEST_WAIT, 0.5 * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)))
 
-    def _adapted(self, answer: httpx.Response, body: dict[str, Any]) -> bool:
+    def _left_out_refused(self, answer: httpx.Response, body: dict[str, Any]) -> bool:
         """Whether the server refuses a field that can be done without, now left out: the request is to be sent
         again."""
         if answer.status_code not in (400, 422, 501):
@@ -219,29 +221,31 @@ class Endpoint:
             self._limit_key = self.note["limit_key"] = "max_completion_tokens"
             return True
         if "logprobs" in text and "logprobs" in body:
-            self._log_probs.refused(self._quote(answer))
+            self._log_probs.refused(self._quote_answer(answer))
             return True
         if "seed" in text and "seed" in body:
             if self._send_seed:
                 self._send_seed = False
-                self.note["seed"] = f"refused by the server, not sent ({self._quote(answer)})"
+                self.note["seed"] = f"refused by the server, not sent ({self._quote_answer(answer)})"
                 self.say("the server refuses seeds: going on without, so that sampling cannot be repeated")
             return True
         return False
 
-    def _check_key(self, answer: httpx.Response) -> None:
+    def _refuse_bad_key(self, answer: httpx.Response) -> None:
         if answer.status_code not in (401, 403):
             return
         env = self.settings.key_env
         given = f"the key in {env}" if env else "a request without a key"
         todo = f"correct {env}" if env else "put the key into an environment variable and name it with --key-env"
-        raise InputError(f"{self.base} refuses {given} (status {answer.status_code}: {self._quote(answer)}); {todo}")
+        raise InputError(
+            f"{self.base} refuses {given} (status {answer.status_code}: {self._quote_answer(answer)}); {todo}"
+        )
 
-    def _refusal(self, answer: httpx.Response, task: Task) -> str:
+    def _refusal_in_words(self, answer: httpx.Response, task: Task) -> str:
         text = answer.text.lower()
         what = (
-            f"{self._where()} refuses the request for task {task.id!r} (status {answer.status_code}: "
-            f"{self._quote(answer)})"
+            f"{self._address_said()} refuses the request for task {task.id!r} (status {answer.status_code}: "
+            f"{self._quote_answer(answer)})"
         )
         if answer.status_code == 404 and "model" not in text:
             other = "completions" if self.settings.api == "chat" else "chat"
@@ -256,14 +260,14 @@ class Endpoint:
             return f"; the server lists no model {self.settings.policy!r}, but {_listing_of(listed)}"
         return ""
 
-    def _where(self) -> str:
+    def _address_said(self) -> str:
         return f"the server at {self.base}"
 
     def without_key(self, text: str) -> str:
         """The text, with ``***`` for the key."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _quote(self, answer: httpx.Response) -> str:
+    def _quote_answer(self, answer: httpx.Response) -> str:
         """The server's own words, on one line and without the key, which some servers repeat."""
         text = answer.text
         try:
@@ -276,7 +280,7 @@ class Endpoint:
         return repr(text[:200] + ("..." if len(text) > 200 else "")) if text else "no words"
 
 
-def _reason(error: Exception) -> str:
+def _reason_in_words(error: Exception) -> str:
     kind = type(error).__name__
     said = str(error).strip()
     return f"{kind}: {said}" if said else kind

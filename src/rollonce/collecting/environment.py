@@ -29,7 +29,7 @@ _NO_KEY = "ROLLONCE_NO_KEY"
 _SEED_SENT = "sent with each request; whether the server heeds it was not checked"
 
 
-def _no_grader(response: str, reference: str) -> float:
+def _never_graded(response: str, reference: str) -> float:
     raise AssertionError("the environment scores its own rollouts")
 
 
@@ -106,7 +106,7 @@ class Environment:
                 )
             id_ = f"{name}/{task.key}"
             own[id_] = task
-            tasks.append(Task(id_, prompt_of(data, {}), "", _no_grader))
+            tasks.append(Task(id_, prompt_of(data, {}), "", _never_graded))
         return cls(s, env, own, tasks)
 
     def asker(self, endpoint: Endpoint, note: dict[str, Any]) -> EnvironmentAsker:
@@ -163,7 +163,7 @@ class EnvironmentAsker:
             episode = await self.environment.env.run_slot(slot, ModelContext(s.policy, self._client, sampling))
             errors = [*(e for t in episode.traces for e in t.errors), *episode.errors]
             if episode.ok or not errors:
-                return self._sampled(episode)
+                return self._sampled_of_episode(episode)
             status = next((e.status_code for e in errors if e.status_code is not None), None)
             said = self.endpoint.without_key(" ".join(f"{errors[0].type}: {errors[0].message}".split())[:300])
             if status in (400, 422) and "seed" in said.lower() and seeded:
@@ -184,9 +184,9 @@ class EnvironmentAsker:
             self.retries += 1
             await asyncio.sleep(min(60.0, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
 
-    def _sampled(self, episode: Any) -> Sampled:
+    def _sampled_of_episode(self, episode: Any) -> Sampled:
         trace = episode.traces[0]
-        text, finish = _text(trace), trace.calls[-1].finish_reason if trace.calls else None
+        text, finish = _text_of_trace(trace), trace.calls[-1].finish_reason if trace.calls else None
         tokens = {"prompt_tokens": trace.num_input_tokens, "tokens": trace.num_output_tokens}
         if finish == "length":
             # Whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0.
@@ -200,7 +200,7 @@ class EnvironmentAsker:
         return Sampled(text, **tokens, reward=float(scored.reward))
 
 
-def _text(trace: Any) -> str:
+def _text_of_trace(trace: Any) -> str:
     """What the policy wrote, its turns a blank line apart."""
     parts = []
     for node in trace.nodes:

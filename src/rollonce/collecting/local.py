@@ -40,7 +40,7 @@ class Local:
         self.settings = settings
         embedded = settings.policy == "embedded"
         self.directory = embedded_directory() if embedded else Path(settings.policy).expanduser()
-        _quiet()
+        _silence_libraries()
         try:
             self.policy = load_embedded(**options) if embedded else TransformersPolicy.load(settings.policy, **options)
         except (RuntimeError, AssertionError) as error:
@@ -109,7 +109,7 @@ class Local:
         ]
 
 
-def _quiet() -> None:
+def _silence_libraries() -> None:
     """Without transformers' own bar for loading, which stays on the screen."""
     from transformers.utils import logging
 

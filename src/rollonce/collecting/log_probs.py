@@ -34,7 +34,7 @@ class ServerLogProbs:
         self._known = "log_prob" in note
         self.wanted = settings.log_probs != "off" and not str(note.get("log_prob", "")).startswith(_NONE)
         if self.wanted and settings.log_probs == "auto" and settings.temperature != 1:
-            self._leave_out(
+            self._leave_out_from_now_on(
                 f"at temperature {settings.temperature:g} some servers return log-probabilities at temperature 1; give "
                 "--log-probs on if yours are taken after the temperature"
             )
@@ -46,7 +46,7 @@ class ServerLogProbs:
     def refused(self, said: str) -> None:
         """The server takes no such field."""
         if self.wanted:
-            self._leave_out(f"the server refuses log-probabilities ({said})")
+            self._leave_out_from_now_on(f"the server refuses log-probabilities ({said})")
 
     def read(self, choice: Mapping[str, Any], tokens: int | None) -> float | None:
         """The sum of one answer's log-probabilities; None where there are none, or they are not of its tokens.
@@ -59,12 +59,12 @@ class ServerLogProbs:
             return None
         values = _token_log_probs(choice.get("logprobs"))
         if values is None and not self._known:
-            self._leave_out("the server returns no log-probabilities")
+            self._leave_out_from_now_on("the server returns no log-probabilities")
         if not values:
             return None
         if tokens is not None and len(values) not in (tokens, tokens - 1):
             if not self._known:
-                self._leave_out(f"the server returns log-probabilities of {len(values)} of {tokens} tokens")
+                self._leave_out_from_now_on(f"the server returns log-probabilities of {len(values)} of {tokens} tokens")
             return None
         lacks_end = tokens == len(values) + 1
         if not self._known or lacks_end:
@@ -76,7 +76,7 @@ class ServerLogProbs:
             )
         return math.fsum(values)
 
-    def _leave_out(self, why: str) -> None:
+    def _leave_out_from_now_on(self, why: str) -> None:
         self.wanted = False
         if not self._known:
             self._known = True

@@ -80,12 +80,12 @@ def collect(
         model = Local(settings)
         store = Store(settings, tasks, model.fingerprint())
         store.server["log_prob"] = model.log_prob_meaning()
-        work: Callable[[], None] = lambda: _by_blocks(settings, store, tasks, model.sample, tell)  # noqa: E731
+        work: Callable[[], None] = lambda: _collect_by_blocks(settings, store, tasks, model.sample, tell)  # noqa: E731
     else:
         store = Store(settings, tasks)
 
         def work() -> None:
-            asyncio.run(_by_requests(settings, store, tasks, environment, tell, say))
+            asyncio.run(_collect_by_requests(settings, store, tasks, environment, tell, say))
 
     n = settings.n_tasks * settings.n_rollouts
     if store.started:
@@ -103,7 +103,7 @@ def collect(
     return Collected(store.path, counts, counts.rollouts - store.started, store.server)
 
 
-def _by_blocks(
+def _collect_by_blocks(
     s: CollectSettings,
     store: Store,
     tasks: Sequence[Task],
@@ -137,7 +137,7 @@ def _by_blocks(
             tell(store, len(tasks) * s.n_rollouts)
 
 
-async def _by_requests(
+async def _collect_by_requests(
     s: CollectSettings,
     store: Store,
     tasks: Sequence[Task],

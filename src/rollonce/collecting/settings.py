@@ -149,14 +149,14 @@ def check_settings(s: CollectSettings) -> CollectSettings:
     least = {"n_tasks": 2, "n_rollouts": 1, "max_tokens": 1, "concurrency": 1, "retries": 0, "batch_rows": 1, "seed": 0}
     for name, low in least.items():
         if getattr(s, name) < low:
-            raise InputError(f"{_option(name)} must be at least {low}, not {getattr(s, name)}")
+            raise InputError(f"{_option_spelling(name)} must be at least {low}, not {getattr(s, name)}")
     for name in ("temperature", "price_in", "price_out"):
         value = getattr(s, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
-            raise InputError(f"{_option(name)} must be a finite number, at least 0, not {value}")
+            raise InputError(f"{_option_spelling(name)} must be a finite number, at least 0, not {value}")
     for name in ("timeout", "time_limit"):
         if not (math.isfinite(getattr(s, name)) and getattr(s, name) > 0):
-            raise InputError(f"{_option(name)} must be a number of seconds above 0, not {getattr(s, name)}")
+            raise InputError(f"{_option_spelling(name)} must be a number of seconds above 0, not {getattr(s, name)}")
     if s.temperature == 0 and s.n_rollouts > 1:
         raise InputError(
             "--temperature 0 gives the same rollout every time; without differences within a task there is nothing to "
@@ -180,9 +180,9 @@ def check_settings(s: CollectSettings) -> CollectSettings:
     if s.uses_environment and s.log_probs == "on":
         raise InputError("a verifiers environment asks the server by itself, without them: leave out --log-probs")
     if s.url is None:
-        _check_local(s)
+        _check_local_model(s)
     else:
-        _check_url(s)
+        _check_address(s)
     return s
 
 
@@ -202,23 +202,27 @@ def check_source(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
             )
 
 
-def _check_local(s: CollectSettings) -> None:
+def _check_local_model(s: CollectSettings) -> None:
     usual = {"key_env": None, "extra": {}, "price_in": None, "price_out": None}
     usual |= {name: getattr(CollectSettings, name) for name in ("api", "concurrency", "retries", "timeout")}
     for name, default in usual.items():
         if getattr(s, name) != default:
-            raise InputError(f"{_option(name)} belongs to a server; give its address with --url, or leave it out")
+            raise InputError(
+                f"{_option_spelling(name)} belongs to a server; give its address with --url, or leave it out"
+            )
     if re.match(r"https?://", s.policy):
         raise InputError(f"{s.policy!r} is an address: give it as --url, and the model's name at that server as POLICY")
     if s.uses_environment:
         raise InputError("a verifiers environment asks a server for its responses; serve the model and give --url")
 
 
-def _check_url(s: CollectSettings) -> None:
+def _check_address(s: CollectSettings) -> None:
     assert s.url is not None
     for name in ("device", "batch_rows"):
         if getattr(s, name) != getattr(CollectSettings, name):
-            raise InputError(f"{_option(name)} belongs to a model on this machine, not to one at --url; leave it out")
+            raise InputError(
+                f"{_option_spelling(name)} belongs to a model on this machine, not to one at --url; leave it out"
+            )
     try:
         parts = urlsplit(s.url)
         parts.port  # noqa: B018  a port that is no number raises here
@@ -237,13 +241,13 @@ def _check_url(s: CollectSettings) -> None:
         raise InputError(f"--extra must not hold {sorted(reserved)[0]!r}, which is sent already")
 
 
-def _option(name: str) -> str:
+def _option_spelling(name: str) -> str:
     return {"n_tasks": "--tasks", "n_rollouts": "--rollouts"}.get(name, "--" + name.replace("_", "-"))
 
 
 def option_of(name: str) -> str:
     """The command line's name of a setting, for messages."""
-    return {"policy": "POLICY", "where": "--url"}.get(name, _option(name))
+    return {"policy": "POLICY", "where": "--url"}.get(name, _option_spelling(name))
 
 
 def seed_of(seed: int, task_id: str, rollout: int) -> int:

@@ -94,8 +94,8 @@ class Store:
         self._start = self._synced = self._noted = time.monotonic()
         earlier = self._read_note()
         try:
-            self._open()
-            self._load()
+            self._open_for_appending()
+            self._load_rows()
             self.started = len(self.rows)
             self._go_on_from(earlier, tasks)
         except BaseException:
@@ -126,7 +126,7 @@ class Store:
                 "is no note of rollonce collect; move it and its rollouts away, or give another --out", file=self.note
             ) from None
 
-    def _open(self) -> None:
+    def _open_for_appending(self) -> None:
         try:
             if self.path.exists() and not (self.part.exists() and self.part.stat().st_size):
                 # Finished before, and now to grow: go on with a copy, so that the finished file stays whole until the
@@ -145,11 +145,11 @@ class Store:
         except OSError as error:
             raise cannot_write(self.part, error) from None
 
-    def _load(self) -> None:
+    def _load_rows(self) -> None:
         data = self.part.read_bytes()
         end = data.rfind(b"\n") + 1
         lines = data[:end].split(b"\n")[:-1]
-        if lines and not _is_row(lines[-1]):  # after a loss of power the last block may be anything
+        if lines and not _is_whole_row(lines[-1]):  # after a loss of power the last block may be anything
             end -= len(lines[-1]) + 1
             lines.pop()
         if end < len(data):
@@ -171,7 +171,7 @@ class Store:
                     f"task {pair[0]!r} has its rollout {pair[1]} twice; take one out", file=self.part, line=number
                 )
             self.rows[pair] = values
-            self._count(row)
+            self._count_row(row)
 
     def _go_on_from(self, earlier: dict[str, Any] | None, tasks: Sequence[Task]) -> None:
         digests = {t.id: digest_of_task(t) for t in tasks}
@@ -235,10 +235,10 @@ class Store:
         """
         rows = list(rows)
         with self._errors_as_sentences():
-            self._append(b"".join(orjson.dumps(_encodable(r)) + b"\n" for r in rows))
+            self._append_bytes(b"".join(orjson.dumps(_encodable_row(r)) + b"\n" for r in rows))
         for r in rows:
             self.rows[r["task_id"], r["rollout_id"]] = r["reward"], r["truncated"], r.get("failure", "")
-            self._count(r)
+            self._count_row(r)
         now = time.monotonic()
         if now - self._synced > _SYNC_EVERY:
             self._synced = now
@@ -246,7 +246,7 @@ class Store:
         if now - self._noted > _NOTE_EVERY:
             self.write_note()
 
-    def _append(self, data: bytes) -> None:
+    def _append_bytes(self, data: bytes) -> None:
         try:
             done = 0
             while done < len(data):  # a write may take less than all: a full disk says so at the next one
@@ -257,7 +257,7 @@ class Store:
             raise
         self._size += len(data)
 
-    def _count(self, row: dict[str, Any]) -> None:
+    def _count_row(self, row: dict[str, Any]) -> None:
         inn, out = row.get("prompt_tokens"), row.get("response_tokens", row.get("response_length"))
         self._tokens[0] += inn or 0
         self._tokens[1] += out or 0
@@ -374,14 +374,14 @@ class Store:
         return f"the {n} rollouts before are kept in {self.part.name}, and the same command goes on there" if n else ""
 
 
-def _is_row(line: bytes) -> bool:
+def _is_whole_row(line: bytes) -> bool:
     try:
         return isinstance(orjson.loads(line), dict)
     except ValueError:
         return False
 
 
-def _encodable(row: dict[str, Any]) -> dict[str, Any]:
+def _encodable_row(row: dict[str, Any]) -> dict[str, Any]:
     """Half of a surrogate pair, which some tokenizers give back, becomes U+FFFD: JSON has no place for it."""
     return {
         k: v.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(v, str) else v

@@ -53,7 +53,7 @@ def summarise(table: Rollouts, file: Path, *, seed: int = 0) -> Summary:
     """
     n = table.n_tasks
     b = min(_BATCH, n)
-    b_eff = _loo(table, b, seed)
+    b_eff = _loo_effective_batch(table, b, seed)
     width = _half_width(b_eff)
     return Summary(
         moments=moments(table, seed=seed),
@@ -61,12 +61,12 @@ def summarise(table: Rollouts, file: Path, *, seed: int = 0) -> Summary:
         b_eff=b_eff,
         half_width=width,
         more_tasks=3 * n if math.isfinite(width) and width > 0 else None,
-        halves=_halves(table, seed) if math.isfinite(width) else math.nan,
-        same_text=_same_text(file),
+        halves=_difference_of_halves(table, seed) if math.isfinite(width) else math.nan,
+        same_text=_count_same_texts(file),
     )
 
 
-def _loo(table: Rollouts, batch_size: int, seed: int, batches: int = 2000) -> Estimate:
+def _loo_effective_batch(table: Rollouts, batch_size: int, seed: int, batches: int = 2000) -> Estimate:
     from rollonce.baselines import LeaveOneOut
 
     if len(np.unique(table.tasks.prompt_keys)) == 1:
@@ -78,23 +78,23 @@ def _half_width(e: Estimate) -> float:
     return float(np.log(e.high / e.low) / 2) if math.isfinite(e.low) and e.low > 0 and e.high > e.low else math.nan
 
 
-def _halves(table: Rollouts, seed: int) -> float:
+def _difference_of_halves(table: Rollouts, seed: int) -> float:
     """Width on half of the tasks over width on all of them, both at a batch that half of them fill."""
     half = table.n_tasks // 2
     if half < 12:
         return math.nan
     b = min(_BATCH, half // 2)
-    whole = _half_width(_loo(table, b, seed, 500))
+    whole = _half_width(_loo_effective_batch(table, b, seed, 500))
     rng = np.random.default_rng([seed, 11])
     widths = []
     for _ in range(_HALVES):
         pick = np.sort(rng.permutation(table.n_tasks)[:half])
-        widths.append(_half_width(_loo(table.select(pick), b, seed, 500)))
+        widths.append(_half_width(_loo_effective_batch(table.select(pick), b, seed, 500)))
     known = [w for w in widths if math.isfinite(w)]
     return float(np.median(known) / whole) if whole > 0 and len(known) >= _HALVES // 2 else math.nan
 
 
-def _same_text(file: Path) -> int:
+def _count_same_texts(file: Path) -> int:
     texts: dict[str, set[str]] = {}
     count: dict[str, int] = {}
     for line in file.read_bytes().splitlines():
