@@ -130,6 +130,20 @@ def test_the_other_arms_weights_under_this_arms_name_are_noticed(spec: LoadedSpe
         go(spec, tmp_path / "run")
 
 
+def test_weights_that_are_changed_while_the_run_goes_on_are_noticed(spec: LoadedSpec, tmp_path: Path) -> None:
+    """Within one sitting: after the arm was recorded, and before it is evaluated."""
+    run, engine = open_run(spec, tmp_path / "run")
+    weights = tmp_path / "run/arms/grpo_g8/weights"
+
+    def forge(what: str) -> None:
+        if what == "train gs1_tfidf_g1 1" and weights.exists():
+            weights.write_text("gs1_tfidf_g1")
+
+    engine.tick = forge
+    with pytest.raises(InputError, match=r"weights: was changed or removed after stage 'arm:grpo_g8' recorded it"):
+        run_experiment(run)
+
+
 def test_a_forged_grade_in_an_unfinished_evaluation_is_noticed(
     spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

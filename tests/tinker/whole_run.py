@@ -1,13 +1,14 @@
 """By hand: the request's own file, byte for byte, from ``--check`` to its verdict on the real local server, killed with
 ``kill -9`` once in every stage.
 
-    .venv-tinker/bin/python tests/tinker/whole_run.py DIRECTORY
+    .venv-tinker/bin/python tests/tinker/whole_run.py DIRECTORY [--small]
 
 A model of two layers answers to the registered name. It was taught for a minute to answer made-up questions of GSM8K's
 shape (7,473 and 1,319 of them), of which some kinds are easy, some a matter of luck and some hopeless, so that a kernel
 over words has something to predict and the registered gate can pass. What is not registered is given as options:
 ``--renderer qwen3_5_disable_thinking``, the server's address, and where the questions lie. The same command goes on
-where it was; ``kills.json`` says which kills are behind it.
+where it was; ``kills.json`` says which kills are behind it. It takes about 20 CPU minutes; with ``--small`` a copy with
+6 steps, 1,500 training and 192 test questions takes a third of that.
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ def questions(n: int, start: int) -> list[dict[str, str]]:
     return rows
 
 
-def write_questions(folder: Path) -> Path:
-    """The registered numbers of rows."""
+def write_questions(folder: Path, n_train: int, n_test: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for split, n, start in (("train", 7473, 10_000), ("test", 1319, 30_000)):
+    for split, n, start in (("train", n_train, 10_000), ("test", n_test, 30_000)):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in questions(n, start)))
     return folder
 
@@ -135,24 +135,36 @@ class Kill(NamedTuple):
     seconds: float = 0.0
 
 
-KILLS = [
-    Kill("pins"),
-    Kill("data_audit"),
-    Kill("correctness"),
-    Kill("restoration", seconds=1.0),
-    Kill("probe", seconds=2.0),
-    Kill("calibration", log="calibration.jsonl", lines=20),
-    Kill("gate_offline"),
-    Kill("pilot", log="pilot/grpo_g8/log/metrics.jsonl", lines=1),
-    Kill("gate_online"),
-    Kill("feasibility"),
-    Kill("arm:grpo_g8", log="arms/grpo_g8/log/metrics.jsonl", lines=20),
-    Kill("arm:gs1_tfidf_g1", log="arms/gs1_tfidf_g1/log/metrics.jsonl", lines=20),
-    Kill("evaluation:grpo_g8", log="evaluation/grpo_g8.jsonl", lines=300),
-    Kill("evaluation:gs1_tfidf_g1", log="evaluation/gs1_tfidf_g1.jsonl", lines=300),
-    Kill("decision"),
-]
-"""In the order of the stages."""
+def kills_of(steps: int, items: int) -> list[Kill]:
+    """One per stage, in their order; in the arms and evaluations a third of the way."""
+    arms = ("grpo_g8", "gs1_tfidf_g1")
+    return [
+        Kill("pins"),
+        Kill("data_audit"),
+        Kill("correctness"),
+        Kill("restoration", seconds=1.0),
+        Kill("probe", seconds=2.0),
+        Kill("calibration", log="calibration.jsonl", lines=20),
+        Kill("gate_offline"),
+        Kill("pilot", log="pilot/grpo_g8/log/metrics.jsonl", lines=1),
+        Kill("gate_online"),
+        Kill("feasibility"),
+        *(Kill(f"arm:{a}", log=f"arms/{a}/log/metrics.jsonl", lines=steps // 3) for a in arms),
+        *(Kill(f"evaluation:{a}", log=f"evaluation/{a}.jsonl", lines=items // 3) for a in arms),
+        Kill("decision"),
+    ]
+
+
+def small_copy(folder: Path) -> Path:
+    """The file with fewer steps, questions and items; all else as it is."""
+    text = SPEC.read_text().replace("max_steps=60", "max_steps=6").replace('"n_examples": 7473', '"n_examples": 1500')
+    document = json.loads(text.replace('"n_examples": 1319', '"n_examples": 192'))
+    document["steps"] = 6
+    for arm in document["arms"]:
+        arm["steps"] = 6
+    path = folder / "small.spec.json"
+    path.write_text(json.dumps(document, indent=1))
+    return path
 
 
 def count_lines(file: Path) -> int:
@@ -170,8 +182,9 @@ def recorded_stages(run: Path) -> list[str]:
 class Sittings:
     """The same command again and again, each time killed in the next stage, until none is left."""
 
-    def __init__(self, folder: Path, command: list[str]) -> None:
+    def __init__(self, folder: Path, command: list[str], kills: list[Kill]) -> None:
         self.run, self.kept, self.command = folder / "run", folder / "kills.json", command
+        self.kills = kills
         self.log = folder / "run.log"
         self.killed: list[dict[str, Any]] = json.loads(self.kept.read_text()) if self.kept.is_file() else []
         self.began = time.monotonic()
@@ -211,7 +224,7 @@ class Sittings:
 
     def next_kill(self, seen: list[str]) -> Kill | None:
         """The first that is still to come; a stage that was quicker than this loop is passed over, and says so."""
-        for kill in KILLS:
+        for kill in self.kills:
             if kill.stage in [k["stage"] for k in self.killed]:
                 continue
             if kill.stage not in seen:
@@ -220,8 +233,8 @@ class Sittings:
         return None
 
     def is_due(self, kill: Kill, seen: list[str], seconds: float) -> bool:
-        at = [k.stage for k in KILLS].index(kill.stage)
-        if not seen or seen[-1] != (KILLS[at - 1].stage if at else "start") or seconds < kill.seconds:
+        before = ["start", *(k.stage for k in self.kills)][self.kills.index(kill)]
+        if not seen or seen[-1] != before or seconds < kill.seconds:
             return False
         return not kill.log or count_lines(self.run / kill.log) >= kill.lines
 
@@ -238,16 +251,18 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "TINKER_API_KEY": KEY}
-    data = write_questions(folder / "gsm8k")
+    small = "--small" in sys.argv
+    spec, steps, sizes = (small_copy(folder), 6, (1500, 192)) if small else (SPEC, 60, (7473, 1319))
+    data = write_questions(folder / "gsm8k", *sizes)
     teach_model(folder / "hub")
     with TinkerServer(folder / "server", MODEL, rank=32, slots=10) as server:
-        command = [sys.executable, "-m", "rollonce.cli", "run", str(SPEC), "--renderer", RENDERER]
+        command = [sys.executable, "-m", "rollonce.cli", "run", str(spec), "--renderer", RENDERER]
         command += ["--base-url", server.url, "--gsm8k", str(data), "--out", str(folder / "run")]
         began = time.monotonic()
         checked = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
         (folder / "check.txt").write_text(checked.stdout + checked.stderr)
         print(f"--check: exit code {checked.returncode} after {time.monotonic() - began:.1f} s", flush=True)
-        sittings = Sittings(folder, command)
+        sittings = Sittings(folder, command, kills_of(steps, sizes[1]))
         code = sittings.to_the_end()
     done = recorded_stages(folder / "run")
     in_time = sum(kill["in_time"] for kill in sittings.killed)
