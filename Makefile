@@ -10,7 +10,7 @@ QUIETLY := 2>&1 | sed '/^WARNING: Location .* is ignored: it is /d'
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-tinker check bench clean
+.PHONY: demo test test-tinker check docs wheel bench clean
 
 demo: $(VENV)/.train
 	@mkdir -p out/demo
@@ -36,6 +36,19 @@ check: $(VENV)/.dev
 	@echo "== check: ruff, pyright, import rules"
 	@$(BIN)/ruff check --no-cache . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
 
+docs: $(VENV)/.dev
+	@echo "== docs: the site, every link and reference of it: out/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: $(VENV)/bin/python
+	@echo "== wheel: built, installed into an empty environment, and tried there in an empty folder"
+	@rm -rf .venv-wheel out/wheel && mkdir -p out/wheel/empty
+	@$(PIP) wheel --quiet --constraint constraints.txt --no-deps --wheel-dir out/wheel . $(QUIETLY)
+	@$(BIN)/python -m venv .venv-wheel
+	@set -o pipefail; .venv-wheel/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt out/wheel/*.whl $(QUIETLY)
+	@cd out/wheel/empty && ../../../.venv-wheel/bin/rollonce score game24_gpt4_cot --quick --save-best baseline.json --report page.html
+	@cd out/wheel/empty && ../../../.venv-wheel/bin/rollonce check baseline.json && ../../../.venv-wheel/bin/rollonce --version
+
 bench: $(VENV)/.dev
 	@echo "== bench: ratios measured side by side; they take minutes"
 	@for f in benchmarks/*.py; do echo "-- $$f"; $(BIN)/python $$f || exit 1; done
@@ -52,8 +65,8 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing rollonce with its extras and the test tools into $(VENV) (some minutes the first time)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,embed,train,inspect,trl]' $(QUIETLY)
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,embed,train,inspect,trl]' $(QUIETLY)
 	@touch $(VENV)/.train $@
 
 clean:
-	rm -rf $(VENV) .venv-tinker out
+	rm -rf $(VENV) .venv-tinker .venv-wheel out
