@@ -54,6 +54,9 @@ VERBS: dict[str, Verb] = {
 REPEATED = ("--columns", "--baseline", "--only")
 """Options that may be given several times, each time with one value."""
 
+SHELLS = ("bash", "zsh")
+"""For which ``--print-completion`` writes a script."""
+
 _HEAD = """\
 rollonce - baselines for training language models with one rollout per task
 
@@ -74,6 +77,7 @@ Examples:
 
 rollonce VERB --help has the options and examples of each, with --json for
 output that programs read. Exit codes: 0 done, 1 a check failed, 2 bad input.
+Completion: rollonce --print-completion bash > FILE; source FILE   (zsh, too)
 """
 
 
@@ -123,10 +127,27 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version", "version"):
         print(f"rollonce {__version__}")
         return 0
+    if arguments[0] == "--print-completion":
+        return _print_completion(arguments[1:])
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
         raise InputError(_unknown(name))
     return run_verb(name, rest)
+
+
+def _print_completion(shells: list[str]) -> int:
+    if len(shells) != 1 or shells[0] not in SHELLS:
+        raise InputError(f"--print-completion takes the name of a shell: {', '.join(SHELLS)}")
+    import tyro
+
+    commands = {name: importlib.import_module(f"rollonce.commands.{verb.module}").Args for name, verb in VERBS.items()}
+    words = ["--tyro-print-completion", shells[0]]
+    config = (tyro.conf.FlagCreatePairsOff,)
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="rollonce", args=words, config=config)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 def _unknown(name: str) -> str:

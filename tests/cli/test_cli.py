@@ -185,6 +185,21 @@ def test_help_is_quick_and_reads_like_a_page(rollonce: Callable[..., Ran], monke
     assert out.rstrip().endswith("[]")
 
 
+def test_completion_knows_commands_and_options(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(rollonce("--print-completion", "bash").out)
+    ask = (
+        f"source {script}; complete -p rollonce; "
+        "for words in 'rollonce sc' 'rollonce score --save'; do COMP_WORDS=($words); "
+        "COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )); _tyro_rollonce; echo ${COMPREPLY[@]}; done"
+    )
+    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == "complete -F _tyro_rollonce rollonce"
+    assert said[1] == "score"
+    assert set(said[2].split()) == {"--save", "--save-best"}
+    assert rollonce("--print-completion", "fish").code == 2
+
+
 def test_ctrl_c_is_a_sentence(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", rows(400, 4))
     child = subprocess.Popen(

@@ -129,6 +129,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     parent.send_signal(signal.SIGINT)
     _, said = parent.communicate(timeout=1800)
     assert parent.returncode == 130, said.decode()
+    assert b"stopping after the steps that are running; Ctrl-C again ends them at once" in said
     assert b"the same command goes on" in said
     assert (out / "runs" / "loo" / "seed0" / "checkpoint.pt").exists()
 

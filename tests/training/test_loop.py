@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ from rollonce.training import loop as loop_module  # noqa: E402
 from rollonce.training.arms.baseline import BaselineArm  # noqa: E402
 from rollonce.training.arms.make import make_arm  # noqa: E402
 from rollonce.training.evaluation import evaluate_items  # noqa: E402
+from rollonce.training.files import stopping  # noqa: E402
 from rollonce.training.learners import Update  # noqa: E402
 from rollonce.training.learners.local import LocalLearner  # noqa: E402
 from rollonce.training.loop import train  # noqa: E402
@@ -576,3 +578,13 @@ def test_evaluation_s_luck_is_the_seed_s_and_not_the_arm_s(splits):
     assert drawn("none", 1, 4) != drawn("none", 1, 8)
     assert drawn("none", 1, 0) == drawn("none", 2, 0)
     assert drawn("none", 1, 4, "greedy") == drawn("none", 2, 4, "greedy")
+
+
+def test_the_first_ctrl_c_says_that_it_is_finishing_and_the_second_ends_it(capfd):
+    with stopping(None) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set()
+        assert "stopping after the step that is running; Ctrl-C again ends it at once" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
