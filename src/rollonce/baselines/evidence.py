@@ -5,7 +5,7 @@ Rewards ``y`` (n,), one rollout a task, have covariance ``s^2 (sum_k pi_k K_k + 
 cannot tell them apart, and a leave-one-out smoother needs their sum only), and ``s^2`` is profiled out. With a
 Dirichlet prior on ``pi`` the fit maximises
 
-    log REML(pi) + sum_k a_k log pi_k,     a_k = 0.1 for kernels, 2 for the noise,
+    log REML(pi) + sum_k a_k log pi_k,     a_k = 0.1 for kernels, 1.5 for the noise,
 
 the pull on the noise share being what keeps sets with a handful of successes at the leave-one-out mean.
 

@@ -40,13 +40,15 @@ def default_kernels() -> tuple[list[Kernel], list[list[int]]]:
         "wide": near(0.4),
         "middle": near(1.2),
         "narrow": near(4.0),
+        "word": Cosine(word()),
     }
+    # Words are in each: on long prompts with families by vocabulary, few rewards must suffice to find them.
     experts = [
-        ["char_and_ranks"],
-        ["char", "skeleton", "length", "statistics"],
-        ["char_and_ranks", "char", "length"],
-        ["char_near", "ranks"],
-        ["wide", "middle", "narrow", "char", "length"],
+        ["char_and_ranks", "word"],
+        ["char", "skeleton", "length", "statistics", "word"],
+        ["char_and_ranks", "char", "length", "word"],
+        ["char_near", "ranks", "word"],
+        ["wide", "middle", "narrow", "char", "length", "word"],
     ]
     order = list(named)
     return list(named.values()), [[order.index(k) for k in e] for e in experts]

@@ -75,7 +75,7 @@ class SelfTuning(LinearSmoother):
     min_rows: int = 32
     refit_every: int = 4
     alpha: float = 0.1
-    alpha_noise: float = 2.0
+    alpha_noise: float = 1.5
     noise: Literal["constant", "bernoulli"] = "constant"
     spread_K: FloatArray = field(default_factory=lambda: np.zeros(0), init=False, repr=False)
     _given: FloatArray | None = field(default=None, init=False, repr=False)
