@@ -71,9 +71,9 @@ def against(family_sd: float, seeds: range) -> tuple[float, float]:
 
 
 def test_where_words_tell_families_apart_it_keeps_up_with_the_published_kernel():
-    tuned, tfidf = against(1.5, range(3))
+    tuned, tfidf = against(1.5, range(6))
     assert tfidf > 1.05
-    assert tuned >= 0.98 * tfidf
+    assert tuned >= 0.99 * tfidf
 
 
 def test_where_they_tell_nothing_it_stays_with_the_leave_one_out_mean():
