@@ -10,14 +10,16 @@ import time
 import numpy as np
 import pytest
 
-from rollonce.baselines import Batch, LeaveOneOut, published_tfidf
+from rollonce.baselines import Batch, ExpertMixture, KernelBaseline, LeaveOneOut, SelfTuning, published_tfidf
 from rollonce.errors import InputError
+from rollonce.kernels import Softmax
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import CrossFitted, Scorer
+from rollonce.scoring.batches import draw_rewards
 from rollonce.tuning.objective import Objective
-from rollonce.tuning.parts import ReportPart, by_prompt, divide, split
+from rollonce.tuning.parts import ReportPart, by_prompt, divide, split, window_that_tasks_allow
 from rollonce.tuning.search import Budget, Search, Trial, best_so_far, trials_for
-from rollonce.tuning.space import Answers, Bank, Space
+from rollonce.tuning.space import Answers, Bank, Space, starts
 from rollonce.tuning.tune import tune
 
 from .planted import planted, useless
@@ -196,3 +198,43 @@ def test_resumes_after_kill_9(tmp_path):
     goal = before + 3
     result = tune(planted(), budget=str(goal), storage=storage, n_batches=60, resamples=0, report_batches=20)
     assert result.n_trials == goal  # the killed process's trials count, all but the one that was running
+
+
+@pytest.mark.parametrize(
+    ("n_tasks", "batch_size", "window"),
+    [(300, 32, 193), (60, 32, 0), (85, 32, 0), (86, 32, 32), (5000, 32, 512)],
+)
+def test_the_window_is_what_three_quarters_of_the_tasks_leave(n_tasks, batch_size, window):
+    assert window_that_tasks_allow(n_tasks, batch_size) == window
+
+
+def test_self_tuning_is_a_finalist_and_judged_on_the_same_tasks(monkeypatch):
+    """With a search that finds nothing, what needs no search is chosen; it has not seen the tasks that judge it."""
+    monkeypatch.setattr("rollonce.tuning.tune._finalists", lambda trials: [])
+    result = tune(planted(200), budget="1", batch_size=16, window=0, n_batches=100, resamples=0, report_batches=300)
+    assert isinstance(result.baseline, SelfTuning)
+    assert result.judged.self_tuning is not None
+    assert result.judged.self_tuning.ratio == result.judged.score.ratio
+    assert result.judged.score.ratio.value > 1.02
+    # The shares of variance come from 150 tasks, those of tune and choose, one rollout each.
+    parts = split(planted(200), 0)
+    again = SelfTuning().fit(planted(200).tasks)
+    at = np.union1d(parts.tune, parts.choose)
+    rewards, _ = draw_rewards(planted(200), at, np.random.default_rng([0, 7, 1]))
+    again.fit_rewards(planted(200).tasks.take(at), rewards)
+    np.testing.assert_allclose(result.baseline.shares_K1, again.shares_K1)
+
+
+def test_a_kernel_of_ones_own_is_where_the_search_begins():
+    start = KernelBaseline(Softmax(temperature=0.5), shrinkage=0.25)
+    space = Space.of(planted(60), window=0).beginning_at(start)
+    first = starts(space)[0]
+    assert first == {"family": "start", "window": 0, "decay": 1.0, "shrinkage": 0.25, "start.kernel.temperature": 0.5}
+    built = space.build(Answers(np.random.default_rng(0), dict(first)), Bank(planted(60).tasks))
+    assert built.config() == start.config()
+    moved = space.build(
+        Answers(np.random.default_rng(0), first | {"start.kernel.temperature": 0.1}), Bank(planted(60).tasks)
+    )
+    assert moved.config()["kernel"]["temperature"] == 0.1
+    with pytest.raises(InputError, match="no weighted mean"):
+        space.beginning_at(ExpertMixture())

@@ -14,8 +14,9 @@ from rollonce.errors import InputError
 from rollonce.files import check_writable
 from rollonce.reports.decision import decide_on_tuning, print_decision
 from rollonce.reports.tune import print_tuning
+from rollonce.testing.given import load_given
+from rollonce.tuning.parts import window_that_tasks_allow
 from rollonce.tuning.provenance import provenance
-from rollonce.tuning.reach import self_tuning_reaches, window_that_tasks_allow
 from rollonce.tuning.search import SAMPLERS, Budget
 from rollonce.tuning.tune import tune
 
@@ -25,8 +26,9 @@ report what it is worth on tasks it was not tuned on.
 
 With 150 tasks or more they are split: half to tune, a quarter to choose, a
 quarter to report, which is looked at once. With fewer the whole procedure is
-cross-fitted. Where no gain over the leave-one-out mean (LOO) is shown on the
-choose part, the LOO mean is what is chosen.
+cross-fitted. The self-tuning baseline, which needs no search, is among the
+finalists. Where no gain over the leave-one-out mean (LOO) is shown on the choose
+part, the LOO mean is what is chosen.
 
 Examples:
   rollonce tune rollouts.jsonl
@@ -57,6 +59,8 @@ class Args:
     window: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
     """The longest history window that may be searched; 0 keeps to the batch. Default: what the tasks allow, 512 rows at
     most."""
+    start: Annotated[str | None, arg(metavar="BASELINE", help_behavior_hint="")] = None
+    """Begin here as well, and search around its settings: a saved baseline, or your own code as module:name."""
     sampler: Annotated[str, arg(metavar="NAME")] = "tpe"
     """tpe, cmaes (TPE for the structure, CMA-ES for its numbers) or hillclimb."""
     storage: Annotated[str | None, arg(metavar="FILE|URL", help_behavior_hint="")] = None
@@ -87,6 +91,7 @@ def run(args: Args) -> int:
     if args.sampler not in SAMPLERS:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, not {args.sampler!r}")
     check_writable(args.out)
+    start = None if args.start is None else load_given(args.start)
     sources = find_sources(args.files, args.reader, together=True)
     if len(sources) != 1:
         raise InputError(
@@ -106,17 +111,15 @@ def run(args: Args) -> int:
             embedding=args.embedding,
             n_batches=args.batches,
             resamples=args.resamples,
+            start=start,
             progress=_progress(bars, budget),
         )
-        bars.tell("self-tuning, cross-fitted", "", 0, 1)
-        reached = self_tuning_reaches(rollouts, args.batch_size, window, args.seed)
     result.baseline.save(args.out, provenance(result, sources[0].files, command_line("tune")))
-    again = " ".join(args.files)
-    decision = decide_on_tuning(result, args.out, again, reached)
+    decision = decide_on_tuning(result, args.out)
     if args.json:
-        print_json(result.to_dict() | {"self_tuning": reached, "decision": decision})
+        print_json(result.to_dict() | {"decision": decision})
     else:
-        print_tuning(out(), result, reached)
+        print_tuning(out(), result)
         print_decision(out(), decision)
     remark(f"wrote {args.out} ({Path(args.out).stat().st_size / 1000:.0f} kB)")
     return 0

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rollonce.reports.bars import encodable
 from rollonce.reports.words import interval, number
-from rollonce.scoring import Board, Estimate, Score, WatchScore
+from rollonce.scoring import Board, Estimate, WatchScore
 from rollonce.testing.audit import CheckResult
 from rollonce.tuning.planning import Plan
 from rollonce.tuning.tune import TuneResult
@@ -143,32 +143,22 @@ def decide_on_board(board: Board, command: str, *, saved: str | None = None, rho
     return Decision(answer, f"with {best.label} {because}", step)  # type: ignore[arg-type]
 
 
-def decide_on_tuning(
-    result: TuneResult, file: str, files: str, self_tuning: Score | None = None, rho: float | None = None
-) -> Decision:
-    """What a tuning comes to.
+def decide_on_tuning(result: TuneResult, file: str, rho: float | None = None) -> Decision:
+    """What a tuning comes to, on the tasks that the search never saw.
 
     Args:
         result: The tuning.
         file: Where its baseline was saved.
-        files: The rollouts, as they were named.
-        self_tuning: What the self-tuning baseline reaches on them without a search; where that is more, it is what to
-            save.
         rho: See `decide_from_b_eff`.
     """
     score = result.judged.score
-    where = "on tasks that the search never saw"
     step = f"rollonce check {file}; then {into_trainer(file)}"
-    if self_tuning is not None and self_tuning.ratio.value > score.ratio.value:
-        score, where = self_tuning, f"with {self_tuning.label}, which reaches more than the search did,"
-        window = f"_window_{self_tuning.window}" if self_tuning.window else ""
-        step = f"rollonce score {files} --only self_tuning{window} --save-best {file}; then {into_trainer(file)}"
     if not math.isfinite(score.b_eff.value):
         return Decision(
             "cannot tell", "no task has a second rollout, so B_eff is not known: sample some tasks twice or more", step
         )
     answer, because = decide_from_b_eff(score.b_eff, result.batch_size, rho)
-    return Decision(answer, f"{where} {because}", step)  # type: ignore[arg-type]
+    return Decision(answer, f"with {result.baseline.label}, on tasks that the search never saw, {because}", step)  # type: ignore[arg-type]
 
 
 def decide_on_plan(plan: Plan, files: str, *, rho_known: bool) -> Decision:

@@ -12,13 +12,13 @@ from rollonce.tuning.tune import TuneResult
 CURVE_LINES = 10
 
 
-def print_tuning(console: Console, result: TuneResult, self_tuning: Score | None = None) -> None:
+def print_tuning(console: Console, result: TuneResult) -> None:
     """The chosen baseline, what it is worth on tasks that the search never saw, and how easy it was to find."""
-    console.print(tuning_text(result, self_tuning), soft_wrap=True, markup=False)
+    console.print(tuning_text(result), soft_wrap=True, markup=False)
 
 
-def tuning_text(result: TuneResult, self_tuning: Score | None = None) -> str:
-    """The same as text; with what the self-tuning baseline reaches on all of these tasks, cross-fitted."""
+def tuning_text(result: TuneResult) -> str:
+    """The same as text."""
     settings, reported = result.settings, result.judged.score
     if result.cross_fitted:
         reported_on = "cross-fitted, every task judged by a search that never saw it"
@@ -49,7 +49,7 @@ def tuning_text(result: TuneResult, self_tuning: Score | None = None) -> str:
             f"  LOO mean          {result.judged.loo.b_eff:.3g}",
             f"  published TF-IDF  {result.judged.published.b_eff:.3g}",
             f"  tuned over published TF-IDF, paired: {result.judged.over_published:.3f}",
-            *_self_tuning_lines(self_tuning),
+            *_self_tuning_lines(result.judged.self_tuning),
         ],
         [
             f"How easy it was: best so far on the tune part ({trials}, {result.seconds_of_trials:.1f} s)",
@@ -71,7 +71,9 @@ def _self_tuning_lines(score: Score | None) -> list[str]:
     if score is None:
         return []
     window = f", window {score.window}" if score.window else ""
-    return [f"  self-tuning{window}, without a search, cross-fitted on all tasks: {score.ratio:.3f} times LOO"]
+    return [
+        f"  self-tuning{window}, without a search, on the same tasks: {score.b_eff:.3g}, {score.ratio:.3f} times LOO"
+    ]
 
 
 def _curve_lines(curve: list[tuple[int, float, float]]) -> list[str]:

@@ -20,6 +20,20 @@ from rollonce.scoring import CrossFitted, Estimate, Score, Scorer
 CROSS_FIT_BELOW = 150
 
 
+LONGEST_WINDOW = 512
+
+
+def window_that_tasks_allow(n_tasks: int, batch_size: int) -> int:
+    """Rows of other tasks that a search on three quarters of the tasks has beside a batch, 512 at most; 0 where that is
+    less than one batch.
+
+    >>> window_that_tasks_allow(300, 32), window_that_tasks_allow(60, 32)
+    (193, 0)
+    """
+    room = 3 * n_tasks // 4 - batch_size
+    return min(LONGEST_WINDOW, room) if room >= batch_size else 0
+
+
 class Split(NamedTuple):
     """Positions of the tasks of each part."""
 
@@ -64,12 +78,14 @@ class Judged(NamedTuple):
         loo: The in-batch LOO mean's.
         published: The published TF-IDF kernel's.
         over_published: B_eff over the published TF-IDF kernel's (paired).
+        self_tuning: The self-tuning baseline's, which needs no search; None where it had too little to learn from.
     """
 
     score: Score
     loo: Score
     published: Score
     over_published: Estimate
+    self_tuning: Score | None
 
 
 class ReportPart:
@@ -82,7 +98,9 @@ class ReportPart:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer: Scorer | None = scorer
 
-    def judge(self, baseline: Baseline | CrossFitted, published: Baseline) -> Judged:
+    def judge(
+        self, baseline: Baseline | CrossFitted, published: Baseline, self_tuning: Baseline | CrossFitted | None = None
+    ) -> Judged:
         """The scores.
 
         Raises:
@@ -98,4 +116,5 @@ class ReportPart:
             scorer.score(LeaveOneOut()),
             scorer.score(published),
             scorer.ratio(baseline, published),
+            None if self_tuning is None else scorer.score(self_tuning),
         )

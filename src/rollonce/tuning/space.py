@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from rollonce.baselines import KernelBaseline, Kriging, LinearSmoother
+from rollonce.baselines import Baseline, KernelBaseline, Kriging, LinearSmoother
 from rollonce.component import from_config
+from rollonce.errors import InputError
 from rollonce.features import CategoryColumn, Embedding, Feature, LogLength, NumberColumn, Tfidf
 from rollonce.kernels import Buckets, Cosine, Kernel, Mixture, Nearest, Product, Rbf, Same, Softmax
 from rollonce.rollouts import Rollouts, Tasks
@@ -52,6 +53,8 @@ class Space:
         embedding: Whether sentence embeddings (extra ``embed``) may be used.
         window: The longest history window in rows; 0 keeps to the batch.
         families: Kernel families to search; all by default.
+        start: The configuration of a smoother that is a family of its own, "start": its numbers are searched around
+            their values.
     """
 
     number_columns: tuple[str, ...] = ()
@@ -59,6 +62,7 @@ class Space:
     embedding: bool = False
     window: int = 0
     families: tuple[str, ...] = ()
+    start: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         every = (
@@ -72,6 +76,7 @@ class Space:
             "mixture",
             *(("same",) if self.category_columns else ()),
         )
+        every = ("start", *every) if self.start is not None else every
         self.families = tuple(f for f in every if not self.families or f in self.families)
 
     @classmethod
@@ -86,6 +91,19 @@ class Space:
         shared = [c for c in tables[0].tasks.column_names if all(c in t.tasks.column_names for t in tables)]
         numeric = [c for c in shared if all(_is_number(t.tasks, c) for t in tables)]
         return cls(tuple(numeric), tuple(c for c in shared if c not in numeric), embedding, window)
+
+    def beginning_at(self, baseline: Baseline) -> Space:
+        """The same space with a baseline of one's own in it.
+
+        Raises:
+            InputError: for one that is no weighted mean of other rewards.
+        """
+        if not isinstance(baseline, LinearSmoother):
+            raise InputError(
+                f"{baseline.label} is no weighted mean of other rewards, so there is nothing to search around it; put "
+                "it on a board with rollonce score --baseline"
+            )
+        return replace(self, families=("start", *self.families), start=baseline.config())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with the version of the space."""
@@ -106,6 +124,10 @@ class Space:
                 decay = ask.choice("decay", [1.0, 0.98, 0.95, 0.9])
         shrinkage = ask.real("shrinkage", 0.0, 1.0)
         shrinkage = shrinkage if shrinkage > 0.02 else 0.0
+        if family == "start" and self.start is not None:
+            numbers = {path: ask.real(path, v / 8, v * 8, log=True) for path, v in _numbers_of(self.start).items()}
+            config = _with_numbers(self.start, numbers) | {"window": window, "decay": decay, "shrinkage": shrinkage}
+            return bank.rebuild(config)
         if family == "kriging":
             kernels, variances = self._covariances(ask, bank)
             nugget = ask.real("nugget", 1e-3, 10.0, log=True)
@@ -280,7 +302,34 @@ STARTS: tuple[dict[str, Any], ...] = (
 def starts(space: Space) -> list[dict[str, Any]]:
     """The starting points that a space allows, with its longest window where it has one."""
     extra = {"window": space.window, "decay": 1.0, "number": "log_length", "partner": "number"}
-    return [{**s, **extra} for s in STARTS if s["family"] in space.families]
+    usual = [{**s, **extra} for s in STARTS if s["family"] in space.families]
+    if space.start is None:
+        return usual
+    own = {"family": "start", "window": space.window if space.start["window"] else 0, "decay": 1.0}
+    return [{**own, "shrinkage": space.start["shrinkage"], **_numbers_of(space.start)}, *usual]
+
+
+_OF_EVERY_SMOOTHER = ("window", "decay", "shrinkage")
+
+
+def _numbers_of(config: dict[str, Any], inside: str = "start") -> dict[str, float]:
+    """The positive numbers of a configuration by their place, without those that every smoother has."""
+    out: dict[str, float] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            out |= _numbers_of(value, f"{inside}.{name}")
+        elif isinstance(value, float) and value > 0 and name not in _OF_EVERY_SMOOTHER:
+            out[f"{inside}.{name}"] = value
+    return out
+
+
+def _with_numbers(config: dict[str, Any], numbers: dict[str, float], inside: str = "start") -> dict[str, Any]:
+    return {
+        name: _with_numbers(value, numbers, f"{inside}.{name}")
+        if isinstance(value, dict)
+        else numbers.get(f"{inside}.{name}", value)
+        for name, value in config.items()
+    }
 
 
 def _is_number(tasks: Tasks, column: str) -> bool:

@@ -15,19 +15,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import LeaveOneOut, LinearSmoother, published_tfidf
+from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother, SelfTuning, published_tfidf
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.rollouts import IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Scorer, check_scorable
+from rollonce.scoring.batches import draw_rewards
 from rollonce.tuning.objective import Objective, paired_z, ratio
 from rollonce.tuning.parts import CROSS_FIT_BELOW, Judged, ReportPart, by_prompt, divide, split
 from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importances, trials_for
 from rollonce.tuning.space import Bank, Space
 
 FOLDS = 5
-# The best few of the tune part compete on the choose part; the winner must beat LOO there by so many standard errors
-# and by half a percent.
+# The best few of the tune part, and the self-tuning baseline, compete on the choose part; the winner must beat LOO by
+# half a percent and so many standard errors.
 FINALISTS, MIN_Z, MIN_GAIN = 5, 1.28, 1.005
 
 
@@ -42,6 +43,7 @@ class Outcome(NamedTuple):
         chosen_z: See ``chosen``.
         is_loo: Whether the choice fell back to LOO.
         trials: All trials.
+        self_tuning: The self-tuning baseline, fitted on what the search saw; None where that is too little.
     """
 
     baseline: LinearSmoother
@@ -51,6 +53,7 @@ class Outcome(NamedTuple):
     is_loo: bool
     trials: list[Trial]
     importances: dict[str, dict[str, float]]
+    self_tuning: SelfTuning | None
 
 
 @dataclass
@@ -101,7 +104,7 @@ class TuneResult:
         """Plain JSON; NaN becomes null."""
         out = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in ("baseline", "judged")}
         out["baseline"] = {"label": self.baseline.label, "config": self.baseline.config()}
-        for k in ("score", "loo", "published"):
+        for k in ("score", "loo", "published", "self_tuning"):
             out["reported" if k == "score" else k] = getattr(self.judged, k)
         out["over_published"] = self.judged.over_published
         out["optimism"] = self.optimism
@@ -121,6 +124,7 @@ def tune(
     n_batches: int = 400,
     resamples: int = 100,
     report_batches: int = 2000,
+    start: Baseline | None = None,
     progress: Callable[[str, int, float, float], None] | None = None,
 ) -> TuneResult:
     """Search for a baseline on a table of rollouts and report on tasks that the search did not see.
@@ -138,6 +142,7 @@ def tune(
         embedding: Search sentence embeddings as well (extra ``embed``).
         n_batches: Common batches of a trial.
         resamples, report_batches: Of the report.
+        start: A baseline from which the search begins as well, and around whose settings it looks: a family of its own.
         progress: Called with (which search, trials, seconds, best so far).
 
     Raises:
@@ -151,6 +156,8 @@ def tune(
         )
     budget = Budget.parse(budget) if isinstance(budget, str) else budget
     space = Space.of(rollouts, window=window, embedding=embedding)
+    if start is not None:
+        space = space.beginning_at(start)
     settings = {
         "batch_size": batch_size,
         "window": window,
@@ -182,22 +189,32 @@ def tune(
         parts = split(rollouts, seed)
         outcome = run(parts.tune, parts.choose, "search", budget)
         part = ReportPart(Scorer(*scorer_args, seed=seed + 1, targets=parts.report))
-        judged = part.judge(outcome.baseline, published)
+        judged = part.judge(outcome.baseline, published, outcome.self_tuning)
         counts = {k: len(v) for k, v in parts._asdict().items()}
     else:
         each = Budget(budget.trials, budget.seconds / (FOLDS + 1))
         folds = divide(rollouts, [1.0] * FOLDS, seed)
         fold_of_N = np.zeros(rollouts.n_tasks, dtype=np.int64)
         experts: list[LinearSmoother] = []
+        learners: list[SelfTuning | None] = []
         for f, fold in enumerate(folds):
             fold_of_N[fold] = f
             rest = np.setdiff1d(np.arange(rollouts.n_tasks), fold)
-            expert = run(*_inner(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each).baseline
-            experts.append(next((e for e in experts if e.config() == expert.config()), expert))
+            found = run(*_inner(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each)
+            expert, same = found.baseline, [e for e in experts if e.config() == found.baseline.config()]
+            # What learns from rewards has those of other folds in each.
+            experts.append(same[0] if same and not isinstance(expert, SelfTuning) else expert)
+            learners.append(found.self_tuning)
         labels = [e.label for e in experts]
         outcome = run(*_inner(rollouts, np.arange(rollouts.n_tasks), seed), "all tasks", each)
         part = ReportPart(Scorer(*scorer_args, seed=seed + 1))
-        judged = part.judge(CrossFitted(experts, by_prompt(rollouts, fold_of_N), name="cross-fitted"), published)
+        fold_of = by_prompt(rollouts, fold_of_N)
+        learned = [learner for learner in learners if learner is not None]
+        judged = part.judge(
+            CrossFitted(experts, fold_of, name="cross-fitted"),
+            published,
+            CrossFitted(learned, fold_of) if len(learned) == FOLDS else None,
+        )
         counts = {"cross-fitted": rollouts.n_tasks, "folds": FOLDS}
         notes.append(
             f"{rollouts.n_tasks} tasks are too few for a split (from {CROSS_FIT_BELOW}): what is reported is the whole "
@@ -285,13 +302,15 @@ class _Run:
         again = Objective(
             table, self.batch_size, 2 * self.n_batches, self.seed + 1000, np.flatnonzero(in_choose), self.bank
         )
-        best_tuned, winner, chosen, z = np.nan, None, -np.inf, np.nan
+        winner, chosen, z = None, -np.inf, np.nan
         # With a window the plain mean gains from it too; a kernel must beat that mean, not only the in-batch one.
         plain = LeaveOneOut(window=self.space.window)
         over_plain = -np.inf
-        for trial in _finalists(trials):
-            best_tuned = trial.value if not best_tuned > trial.value else best_tuned
-            baseline = self.bank.rebuild(trial.config)
+        finalists = _finalists(trials)
+        best_tuned = finalists[0].value if finalists else np.nan
+        entrants = [self.bank.rebuild(trial.config) for trial in finalists]
+        entrants += [b for b in (self._self_tuning(tune_at),) if b is not None]
+        for baseline in entrants:
             a2, loo = again.squared_advantages(baseline)
             value = ratio(a2, loo, in_choose)
             if value > chosen:
@@ -303,6 +322,9 @@ class _Run:
                     ratio(a2, plain_a2, in_choose),
                 )
         is_loo = winner is None or not (over_plain >= MIN_GAIN and z >= MIN_Z)
+        self_tuning = self._self_tuning(np.union1d(tune_at, choose_at))  # all that the search saw
+        if isinstance(winner, SelfTuning):
+            winner = self_tuning or winner
         return Outcome(
             plain if is_loo or winner is None else winner,
             best_tuned,
@@ -311,7 +333,18 @@ class _Run:
             is_loo,
             trials,
             importances(search.study),
+            self_tuning,
         )
+
+    def _self_tuning(self, at: IntArray) -> SelfTuning | None:
+        """The self-tuning baseline, which needs no search, after one random rollout of each of these tasks; None where
+        they are too few to learn from."""
+        baseline = SelfTuning(window=self.space.window)
+        if len(at) < baseline.min_rows:
+            return None
+        baseline.fit(self.rollouts.tasks)
+        rewards, _ = draw_rewards(self.rollouts, at, np.random.default_rng([self.seed, 7, 1]))
+        return baseline.fit_rewards(self.rollouts.tasks.take(at), rewards)
 
 
 def _finalists(trials: list[Trial]) -> list[Trial]:
