@@ -65,7 +65,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing rollonce with its extras and the test tools into $(VENV) (some minutes the first time)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,embed,train,inspect,trl]' $(QUIETLY)
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,embed,train,inspect,trl,ray]' $(QUIETLY)
 	@touch $(VENV)/.train $@
 
 clean:

@@ -31,6 +31,7 @@ from rollonce.training.config import RunConfig, validated
 from rollonce.training.learners.local import LocalLearner
 from rollonce.training.rolling import roll, step_tasks, tasks_of, view
 
+EVALUATED = 1024
 KERNEL_ARMS = ("gs1_tfidf", "gs1_buckets", "gs1_family", "gs1_kriging", "gs1_self_tuning")
 
 
@@ -155,13 +156,22 @@ def main() -> None:
         print(f"\nTRL takes {ratio:.2f} times as long (middle half of {args.steps} pairs: {low:.2f} to {high:.2f})\n")
         if args.profile:
             profiles(ours, theirs)
-    print("| arm, 32 x 1 | advantage, CPU ms a step | share of a step |\n|---|---|---|")
+    print("| arm, 32 x 1 | a step, CPU s | sample and grade | update | advantage, CPU ms | its share |")
+    print("|---|---|---|---|---|---|")
     for name in KERNEL_ARMS:
         run = Ours({"baseline": name})
-        for _ in range(2 * args.steps):
-            run.step()
-        total = sum(run.parts.values())
-        print(f"| {name} | {1000 * run.parts['advantage'] / run.k:.1f} | {run.parts['advantage'] / total:.1%} |")
+        run.step()  # compiles and loads
+        run.parts = dict.fromkeys(run.parts, 0.0)
+        seconds = np.median([run.step() for _ in range(2 * args.steps)])
+        sample, advantage, update = (run.parts[part] / (2 * args.steps) for part in ("sample", "advantage", "update"))
+        share = advantage / (sample + advantage + update)
+        print(f"| {name} | {seconds:.3f} | {sample:.3f} | {update:.3f} | {1000 * advantage:.1f} | {share:.1%} |")
+    asked = [task.prompt for task in list(run.splits.train)[:EVALUATED]]
+    start = time.process_time()
+    for at in range(0, EVALUATED, run.config.evaluation.rows):
+        rows = asked[at : at + run.config.evaluation.rows]
+        run.learner.sample(rows, max_new_tokens=run.learner.max_new_tokens, temperature=1.0, seed=[1, at])
+    print(f"\n{EVALUATED} sampled answers: {time.process_time() - start:.2f} CPU s")
 
 
 def profiles(ours: Ours, theirs: Callable[[], float]) -> None:

@@ -27,6 +27,9 @@ Examples:
       Five arms, three seeds, the policy that comes with rollonce: minutes.
   rollonce compare my.toml --seeds 0 1 2 3 --processes 4 --report out.html
       Your own; docs/training.md has all keys.
+  rollonce compare my.toml --out /shared/mine --ray head:6379
+      The runs as tasks of a Ray cluster (extra 'ray'); a node that dies costs
+      the steps since the last checkpoint.
 """
 
 
@@ -44,6 +47,9 @@ class Args:
     """Runs at once, one thread each; default one per device, or per core."""
     devices: Annotated[tuple[str, ...], arg(metavar="DEVICE ...")] = ()
     """A device for each run: auto (every GPU), or cuda:0 cuda:1 ..."""
+    ray: Annotated[tuple[str, ...] | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    """Make every run a task of a Ray cluster: HOST:PORT, or nothing for the one that runs on this machine. DIR must be
+    a directory that all nodes share (docs/scale.md)."""
     check: Flag = False
     """Run nothing: see that everything can be run, measure a step of each arm, and say what the whole will take."""
     tokens_per_second: Annotated[float | None, arg(metavar="N")] = None
@@ -65,7 +71,8 @@ def run(args: Args) -> int:
     config = load_config(args.config)
     need_extra()
     from rollonce.files import check_writable
-    from rollonce.training.compare import Progress, check_start, compare
+    from rollonce.training.compare import compare
+    from rollonce.training.comparison_runs import Progress, check_start
     from rollonce.training.cost import Pace
 
     changes = {
@@ -78,7 +85,7 @@ def run(args: Args) -> int:
     config = validated(
         ExperimentConfig, {**config.model_dump(exclude_unset=True), "compare": section.model_dump()}, "the options"
     )
-    check_start(config)
+    check_start(config, runs_here=args.ray is None)
     out = Path(args.out or f"runs/{Path(args.config).stem}")
     if args.report and Path(args.report).resolve().parent not in (
         out.resolve(),
@@ -89,6 +96,8 @@ def run(args: Args) -> int:
         return check(config, out, args)
     if args.tokens_per_second is not None or args.response_tokens is not None:
         raise InputError("--tokens-per-second and --response-tokens are for --check")
+    if args.ray is not None and len(args.ray) > 1:
+        raise InputError(f"--ray takes one address, not {len(args.ray)}: {' '.join(args.ray)}")
     total = len(runs_of(config))
     remark(
         f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}"
@@ -101,7 +110,12 @@ def run(args: Args) -> int:
                 remark(sentence)
             bars.tell("steps of all runs", "; ".join(p.running), p.steps_done, p.steps_total)
 
-        outcome = compare(config, out, tell)
+        if args.ray is None:
+            outcome = compare(config, out, tell)
+        else:
+            from rollonce.training.ray_cluster import compare_on_ray
+
+            outcome = compare_on_ray(config, out, address=args.ray[0] if args.ray else None, tell=tell)
     for error in outcome.errors:
         remark(f"not run: {error}")
     if outcome.interrupted:

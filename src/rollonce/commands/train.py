@@ -76,8 +76,9 @@ def run(args: Args) -> int:
     run_config = chosen_run(args.config, args.arm, args.seed)
     need_extra()
     from rollonce.run_directory import INTERRUPTED
-    from rollonce.training.loop import train
+    from rollonce.training.engines import check_engine, train_run
 
+    check_engine(run_config)
     directory = Path(args.out or f"runs/{run_config.name}-seed{run_config.seed}")
     steps = run_config.train.steps
     remark(
@@ -85,7 +86,7 @@ def run(args: Args) -> int:
         f"{directory}"
     )
     with Bars() as bars:
-        result = train(
+        result = train_run(
             run_config,
             directory,
             on_step=lambda r: bars.tell(run_config.name, f"reward {r['reward']:.2f}", r["step"], steps),

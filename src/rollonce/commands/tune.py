@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +66,9 @@ class Args:
     """tpe, cmaes (TPE for the structure, CMA-ES for its numbers) or hillclimb."""
     storage: Annotated[str | None, arg(metavar="FILE|URL", help_behavior_hint="")] = None
     """Keep the search in an SQLite file or any Optuna storage, to resume or share it."""
+    ray: Annotated[tuple[str, ...] | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    """Let every CPU of a Ray cluster join the search in --storage: HOST:PORT, or nothing for the one that runs on this
+    machine (needs the extra 'ray')."""
     embedding: bool = False
     """Search sentence embeddings as well (needs the extra 'embed')."""
     batches: Annotated[int, arg(metavar="N")] = 400
@@ -90,6 +94,8 @@ def run(args: Args) -> int:
     budget = Budget.parse(args.budget)
     if args.sampler not in SAMPLERS:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, not {args.sampler!r}")
+    if args.ray is not None and len(args.ray) > 1:
+        raise InputError(f"--ray takes one address, not {len(args.ray)}: {' '.join(args.ray)}")
     check_writable(args.out)
     start = None if args.start is None else load_given(args.start)
     sources = find_sources(args.files, args.reader, together=True)
@@ -97,23 +103,31 @@ def run(args: Args) -> int:
         raise InputError(
             f"rollonce tune works on one set, and these are {len(sources)}; rollonce transfer compares sets"
         )
-    with Bars() as bars:
+    with Bars() as bars, contextlib.ExitStack() as stack:
         rollouts = read(sources[0], args.reader, bars)
         window = window_that_tasks_allow(rollouts.n_tasks, args.batch_size) if args.window is None else args.window
-        result = tune(
-            rollouts,
-            budget=budget,
-            batch_size=args.batch_size,
-            window=window,
-            sampler=args.sampler,
-            seed=args.seed,
-            storage=args.storage,
-            embedding=args.embedding,
-            n_batches=args.batches,
-            resamples=args.resamples,
-            start=start,
-            progress=_progress(bars, budget),
-        )
+        settings: dict[str, Any] = {
+            "budget": budget,
+            "batch_size": args.batch_size,
+            "window": window,
+            "sampler": args.sampler,
+            "seed": args.seed,
+            "storage": args.storage,
+            "embedding": args.embedding,
+            "n_batches": args.batches,
+            "resamples": args.resamples,
+            "start": start,
+        }
+        complaints: list[str] = []
+        if args.ray is not None:
+            from rollonce.tuning.ray_helpers import helpers_on_ray
+
+            address = args.ray[0] if args.ray else None
+            complaints = stack.enter_context(helpers_on_ray(address, rollouts, settings))
+        result = tune(rollouts, **settings, progress=_progress(bars, budget))
+        stack.close()
+        for complaint in dict.fromkeys(complaints):
+            remark(f"no help: {complaint}")
     result.baseline.save(args.out, provenance(result, sources[0].files, command_line("tune")))
     decision = decide_on_tuning(result, args.out)
     if args.json:

@@ -101,7 +101,7 @@ class _Comparison:
         whole = runs.config.get("config")
         policy = whole.get("policy") if isinstance(whole, dict) else None
         policy = policy if isinstance(policy, dict) else {}
-        on_cpu = str(policy.get("device", "cpu")).startswith("cpu") and policy.get("engine", "local") == "local"
+        on_cpu = str(policy.get("device", "cpu")).startswith("cpu") and policy.get("engine", "local") != "tinker"
         self.clock = "cpu" if on_cpu else "wall"
 
     def analysis(self) -> Analysis:

@@ -1,5 +1,5 @@
-"""Arms x seeds over processes. What is done is kept: called again, it goes on with what is missing, and new seeds or
-arms are added."""
+"""Arms x seeds over processes of this machine. What is done is kept: called again, it goes on with what is missing, and
+new seeds or arms are added."""
 
 from __future__ import annotations
 
@@ -10,67 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rollonce.errors import InputError
-from rollonce.files import write_json_file
-from rollonce.run_directory import CONFIG_FILE, INTERRUPTED, PLAN_FILE, ArmPlan, ComparisonPlan, run_folder
+from rollonce.run_directory import INTERRUPTED, run_folder
+from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare
 from rollonce.training.config import ExperimentConfig, RunConfig
-from rollonce.training.devices import Place, check_device, with_devices
-from rollonce.training.files import result_of, same_config
-from rollonce.training.loading import runs_of
-
-
-class Progress(NamedTuple):
-    """Where a comparison stands.
-
-    Attributes:
-        done, total: Runs.
-        steps_done, steps_total: Of all runs together.
-        running: ``arm seed step reward`` of the runs at hand.
-    """
-
-    done: int
-    total: int
-    steps_done: int
-    steps_total: int
-    running: list[str]
-
-
-class ComparisonOutcome(NamedTuple):
-    """How a comparison ended.
-
-    Attributes:
-        done: Runs that have a result.
-        errors: Sentences of those that could not run.
-        interrupted: True if it was stopped before all were done.
-    """
-
-    done: int
-    errors: list[str]
-    interrupted: bool
-
-
-def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -> None:
-    """``compare.json``: the arms as they are run, what they share, and the seeds."""
-    arms: dict[str, ArmPlan] = {}
-    for run in runs:
-        arms[run.name] = {
-            "arm": run.name.partition("@")[0],
-            "baseline": run.arm.baseline if run.arm.critic is None else f"token-level critic ({run.arm.critic.kind})",
-            "group_size": run.arm.group_size,
-            "rollouts_per_step": run.train.rollouts,
-            "learning_rate": run.learning_rate,
-        }
-    plan: ComparisonPlan = {
-        "arms": arms,
-        "seeds": list(config.compare.seeds),
-        "steps": config.train.steps,
-        "reference": config.compare.reference,
-        "seed_means": "the order of tasks and the stream of samples; the start policy is the same for all",
-        "config": config.model_dump(mode="json"),
-    }
-    write_json_file(out / PLAN_FILE, plan, make_parents=True)
+from rollonce.training.devices import Place, with_devices
 
 
 def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None] | None = None) -> ComparisonOutcome:
@@ -86,13 +31,7 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
         InputError: a run there of another configuration, or a disk that is full.
     """
     config, places = with_devices(config)
-    runs = runs_of(config)
-    for run in runs:
-        directory = run_folder(out, run.name, run.seed)
-        if (directory / CONFIG_FILE).exists():
-            same_config(run, directory)
-    write_plan(config, out, runs)
-    waiting = [run for run in runs if result_of(run_folder(out, run.name, run.seed)) is None]
+    runs, waiting = prepare(config, out)
     return _Pool(waiting, out, total=len(runs), steps=config.train.steps, places=places, tell=tell).run()
 
 
@@ -249,29 +188,3 @@ class _Pool:
         if others:
             s = "s" * (len(others) > 1)
             self.errors.append(f"{run.name}: {len(others)} more seed{s} not tried, since this one failed at its start")
-
-
-def check_start(config: ExperimentConfig) -> None:
-    """Find out what no run could do, before processes start.
-
-    Raises:
-        InputError: tasks, policy or a baseline that cannot be had.
-    """
-    from rollonce.training.arms import ORACLE
-    from rollonce.training.arms.baseline import make_baseline
-    from rollonce.training.rolling import tasks_of
-
-    if config.policy.engine == "local":
-        with_devices(config)
-        check_device(config.policy.device)
-    splits = tasks_of(config.tasks)
-    for name, arm in config.arms.items():
-        distinct = (arm.rollouts or config.train.rollouts) // arm.group_size
-        if distinct > len(splits.train):
-            raise InputError(f"arm {name!r} needs {distinct} different tasks a step, but there are {len(splits.train)}")
-        if arm.critic is not None or arm.baseline == ORACLE:
-            continue
-        try:
-            make_baseline(arm, splits.train.as_tasks())
-        except InputError as error:
-            raise InputError(f"arm {name!r}: {error}") from None

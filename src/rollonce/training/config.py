@@ -53,7 +53,10 @@ class PolicyConfig(Section):
 
     Attributes:
         source: ``embedded``, a directory or a hub id; with ``engine = "tinker"`` the service's name of the model.
-        engine: ``local`` (transformers, this machine), or ``tinker`` (a Tinker-compatible service).
+        engine: ``local`` (our loop, transformers, this machine), ``trl`` (TRL's GRPOTrainer on this machine, extra
+            ``trl``), or ``tinker`` (our loop on a Tinker-compatible service).
+        trl: For ``engine = "trl"``: fields of TRL's GRPOConfig that this file has no words for (``use_vllm``,
+            ``deepspeed``, ``fsdp`` ...).
         lora_rank: Rank of the adapters; 0 trains every weight.
         seed: Of fresh adapters and of a fresh value head: the same in all arms and seeds of a comparison unless
             ``seed_follows_run``.
@@ -70,7 +73,8 @@ class PolicyConfig(Section):
     """
 
     source: str = "embedded"
-    engine: Literal["local", "tinker"] = "local"
+    engine: Literal["local", "trl", "tinker"] = "local"
+    trl: dict[str, Any] = {}
     lora_rank: Natural = 0
     seed: int = 0
     seed_follows_run: bool = False
@@ -96,8 +100,10 @@ class PolicyConfig(Section):
             if k in self.model_fields_set and getattr(self, k) != type(self).model_fields[k].default
         ]:
             raise ValueError(f"{', '.join(odd)}: without effect with engine = {self.engine!r}; leave it out")
+        if self.trl and self.engine != "trl":
+            raise ValueError(f"trl: without effect with engine = {self.engine!r}; leave it out")
         if (
-            self.engine == "local"
+            self.engine != "tinker"
             and self.source == "embedded"
             and (self.prompt_template != "{prompt}" or self.system is not None)
         ):

@@ -11,10 +11,13 @@ import os
 import re
 import shutil
 import signal
+import socket
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,6 +25,8 @@ from rollonce.errors import InputError
 from rollonce.files import cannot_write, plain_json, write_json_file, write_whole_file
 from rollonce.run_directory import CHECKPOINT_FILE, CONFIG_FILE, RESULT_FILE, RunResult
 
+LEASE_SECONDS = 60.0
+"""How long a run is another computer's after its last sign of life."""
 GOES_ON = "it goes on from the last checkpoint"
 
 
@@ -92,25 +97,81 @@ class JsonLines:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Only one process may write to a run's directory. The lock goes with the process, however it ends.
+def locked(directory: Path, *, patience: float = 0.0) -> Iterator[None]:
+    """Only one process may write to a run's directory. On one computer the lock goes with the process, however it ends.
+    Another computer, on a directory that both see, is let in when the lock was not renewed for `LEASE_SECONDS`: file
+    systems of a network do not always lock.
+
+    Args:
+        directory: The run's.
+        patience: Seconds to wait for another to be done.
 
     Raises:
         InputError: another one holds it.
     """
+    path, deadline = directory / ".lock", time.monotonic() + patience
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = open(directory / ".lock", "w")  # noqa: SIM115
+        handle = open(path, "a+")  # noqa: SIM115
     except OSError as error:
         raise cannot_write(directory, error) from error
     with handle:
+        while (refusal := _refusal(handle, path)) is not None:
+            if time.monotonic() >= deadline:
+                raise InputError(refusal, file=directory)
+            time.sleep(1.0)
+        handle.truncate(0)
+        handle.write(_this_computer())
+        handle.flush()
+        over = threading.Event()
+        threading.Thread(target=_renew, args=(path, over), daemon=True).start()
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                "another process is writing to this run; wait for it, or stop it", file=directory
-            ) from None
-        yield
+            yield
+        finally:
+            over.set()
+            handle.truncate(0)
+
+
+def _refusal(handle: TextIO, lock: Path) -> str | None:
+    """Why the lock cannot be had; None, with the lock held, where it can."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return "another process is writing to this run; wait for it, or stop it"
+    handle.seek(0)
+    owner = handle.read()
+    left = LEASE_SECONDS - _seconds_since_renewal(lock)
+    if owner in ("", _this_computer()) or left <= 0:
+        return None
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    return (
+        f"the computer {owner.split()[0]!r} is writing to this run, or died less than {LEASE_SECONDS:.0f} seconds ago; "
+        f"stop it, or try again in {left:.0f} seconds"
+    )
+
+
+def _this_computer() -> str:
+    """Its name, and which boot of it where the system says: names are not always different."""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='utf-8').strip()}"
+    return socket.gethostname()
+
+
+def _renew(lock: Path, over: threading.Event) -> None:
+    """Show signs of life. Where another computer has taken the run over (this one slept, or was cut off), end before
+    two write to it."""
+    while not over.wait(LEASE_SECONDS / 6):
+        with contextlib.suppress(OSError):
+            if lock.read_text(encoding="utf-8") not in ("", _this_computer()):
+                os.write(2, f"{lock.parent}: another computer has taken this run over; this process ends\n".encode())
+                os._exit(1)
+            os.utime(lock)
+
+
+def _seconds_since_renewal(lock: Path) -> float:
+    """By the file system's own clock, which is that of all computers that see it."""
+    with tempfile.NamedTemporaryFile(dir=lock.parent, prefix=".clock") as now:
+        return os.stat(now.name).st_mtime - lock.stat().st_mtime
 
 
 def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:

@@ -113,6 +113,7 @@ def train(
     on_checkpoint: Callable[[Path], None] | None = None,
     start_evaluation: Callable[[Evaluate], list[EvaluationRecord]] | None = None,
     stop: threading.Event | None = None,
+    patience: float = 0.0,
 ) -> RunResult:
     """Run one arm with one seed, or go on with it: set up, step by step, finish. The module says what is simplified.
 
@@ -127,11 +128,12 @@ def train(
         start_evaluation: Called with a function that evaluates the start policy; may answer from a cache.
         stop: Set it to stop after the step that is running, with a checkpoint; so does SIGINT or SIGTERM in the main
             thread.
+        patience: Seconds to wait for another process that writes to the directory.
 
     Raises:
         InputError: what cannot be run, another run in that directory, or a disk that is full.
     """
-    with locked(directory), stopping(stop) as stopped:
+    with locked(directory, patience=patience), stopping(stop) as stopped:
         same_config(config, directory)
         if (ended := result_of(directory)) is not None:
             return ended

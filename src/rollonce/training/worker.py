@@ -7,6 +7,8 @@ closes, because the parent is done or was killed, the run at hand is saved and t
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import sys
@@ -17,20 +19,72 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rollonce.errors import InputError
+from rollonce.run_directory import StepRecord
+
+
+class Runner:
+    """Makes runs in this process, one after another, on one thread. Tasks that were loaded, and evaluations of a start
+    policy, serve the next run too."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        with contextlib.suppress(RuntimeError):  # too late to be set: something has run in this process already
+            torch.set_num_interop_threads(1)
+        self.splits: dict[str, Any] = {}
+        self.starts: dict[str, Any] = {}
+
+    def run(
+        self,
+        settings: Any,
+        directory: Path,
+        on_step: Callable[[StepRecord], None],
+        stop: threading.Event,
+        *,
+        patience: float = 0.0,
+    ) -> dict[str, Any]:
+        """Make a run, and say how it ended: ``{"event": "end", "result": ...}`` or ``{"event": "error", "message":
+        ...}``. ``patience``: see `rollonce.training.loop.train`."""
+        from rollonce.training.config import RunConfig, validated
+        from rollonce.training.engines import train_run
+        from rollonce.training.rolling import tasks_of
+
+        try:
+            config = validated(RunConfig, settings)
+            tasks_key = config.tasks.model_dump_json()
+            if tasks_key not in self.splits:
+                self.splits[tasks_key] = tasks_of(config.tasks)
+            result = train_run(
+                config,
+                directory,
+                splits=self.splits[tasks_key],
+                on_step=on_step,
+                start_evaluation=_from(self.starts, config),
+                stop=stop,
+                patience=patience,
+            )
+            return {"event": "end", "result": result._asdict()}
+        except InputError as error:
+            return {"event": "error", "message": str(error)}
+        except Exception as error:  # a fault of one run is no reason to give up the others
+            traceback.print_exc()
+            return {"event": "error", "message": sentence_of(error)}
+        finally:
+            free_memory()
+
+
+@functools.cache
+def runner() -> Runner:
+    """This process's."""
+    return Runner()
 
 
 def main(jobs: TextIO, events: TextIO) -> None:
     """Serve until ``jobs`` ends."""
-    import torch
 
-    torch.set_num_threads(1)
-    torch.set_num_interop_threads(1)
-    from rollonce.training.config import RunConfig, validated
-    from rollonce.training.loop import train
-    from rollonce.training.rolling import tasks_of
-
-    def tell(event: str, **values: Any) -> None:
-        events.write(json.dumps({"event": event, **values}) + "\n")
+    def tell(event: dict[str, Any]) -> None:
+        events.write(json.dumps(event) + "\n")
         events.flush()
 
     stop = threading.Event()
@@ -48,8 +102,6 @@ def main(jobs: TextIO, events: TextIO) -> None:
             arrived.notify()
 
     threading.Thread(target=listen, daemon=True).start()
-    splits: dict[str, Any] = {}
-    starts: dict[str, Any] = {}
     while True:
         with arrived:
             arrived.wait_for(lambda: queue)
@@ -57,26 +109,8 @@ def main(jobs: TextIO, events: TextIO) -> None:
         if not line.strip():
             return
         job = json.loads(line)
-        try:
-            config = validated(RunConfig, job["config"])
-            tasks_key = config.tasks.model_dump_json()
-            if tasks_key not in splits:
-                splits[tasks_key] = tasks_of(config.tasks)
-            result = train(
-                config,
-                Path(job["directory"]),
-                splits=splits[tasks_key],
-                on_step=lambda record: tell("step", step=record["step"], reward=record["reward"]),
-                start_evaluation=_from(starts, config),
-                stop=stop,
-            )
-            tell("end", result=result._asdict())
-        except InputError as error:
-            tell("error", message=str(error))
-        except Exception as error:  # a fault of one run is no reason to give up the others
-            traceback.print_exc()
-            tell("error", message=sentence_of(error))
-        free_memory()
+        step_told = lambda record: tell({"event": "step", "step": record["step"], "reward": record["reward"]})  # noqa: E731
+        tell(runner().run(job["config"], Path(job["directory"]), step_told, stop))
         if stop.is_set():
             return
 

@@ -14,7 +14,7 @@ def make_learner(config: RunConfig) -> Learner:
     Raises:
         InputError: what cannot be loaded, or what a service cannot carry out.
     """
-    if config.policy.engine == "local":
+    if config.policy.engine != "tinker":
         from rollonce.training.learners.local import LocalLearner
 
         return LocalLearner(config)
