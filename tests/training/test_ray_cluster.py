@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -18,10 +19,13 @@ ray = pytest.importorskip("ray", reason="the extra 'ray'")
 
 from rollonce import cli, ray_nodes  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
+from rollonce.rollouts import Rollouts  # noqa: E402
 from rollonce.training import ray_cluster  # noqa: E402
 from rollonce.training.compare import compare  # noqa: E402
 from rollonce.training.config import ExperimentConfig, validated  # noqa: E402
 from rollonce.training.ray_cluster import compare_on_ray  # noqa: E402
+from rollonce.tuning.ray_helpers import helpers_on_ray  # noqa: E402
+from rollonce.tuning.tune import tune  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -141,3 +145,31 @@ def test_what_a_cluster_could_never_run() -> None:
         ray_cluster._with_gpus(config(compare={"devices": ["cpu", "cpu"]}), {"CPU": 4.0})
     spread, gpus = ray_cluster._with_gpus(config(compare={"devices": "auto"}), {"CPU": 4.0, "GPU": 2.0})
     assert (spread.policy.device, gpus) == ("cuda", 1)
+
+
+def test_a_cluster_joins_a_search(cluster, tmp_path: Path) -> None:
+    """One study in the shared storage, with trials of more than one process, and the budget met by all together."""
+    optuna = pytest.importorskip("optuna")
+    rng = np.random.default_rng(0)
+    prompts = [f"{topic} exercise {n}" for n, topic in enumerate(rng.permutation(["chess", "logic"] * 40))]
+    solved = np.array([0.1 + 0.8 * prompt.startswith("chess") for prompt in prompts])
+    table = Rollouts.from_groups((rng.random((80, 4)) < solved[:, None]).astype(float), prompts, name="planted")
+    storage = tmp_path / "search.db"
+    settings = {"budget": "30", "storage": str(storage), "n_batches": 20, "resamples": 0, "report_batches": 10}
+    helped: list[int] = []
+
+    def progress(search: str, trials: int, seconds: float, best: float) -> None:
+        # Hold this process's search back until the cluster has made a trial of it.
+        while not helped:
+            names = optuna.get_all_study_names(f"sqlite:///{storage}")
+            studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{storage}") for name in names]
+            made = sum(trial.state.is_finished() for study in studies for trial in study.trials)
+            helped.extend([made] if made > 1 else [])
+            time.sleep(0.2)
+
+    with helpers_on_ray(cluster.address, table, settings) as complaints:
+        result = tune(table, **settings, progress=progress)
+    assert complaints == []
+    assert result.n_trials >= 30
+    with pytest.raises(InputError, match="give --storage"), helpers_on_ray(cluster.address, table, {}):
+        pass

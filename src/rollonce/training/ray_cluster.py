@@ -196,6 +196,6 @@ class _Tasks:
         at = [f"{label} step {step}: reward {reward:.2f}" for label, (step, reward) in running.items()]
         if self.labels and not at:
             free = self.ray.available_resources()
-            at = [f"waiting for the cluster; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"]
+            at = [f"no run has made a step yet; free: {free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"]
         steps = self.done * self.steps + sum(step for step, _ in running.values())
         self.tell(Progress(self.done, self.total, steps, self.total * self.steps, at))
