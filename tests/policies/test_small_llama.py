@@ -79,3 +79,19 @@ def test_a_llama_that_is_another_is_transformers_own(tokenizer):
     biased = tiny_model(tokenizer)
     biased.config.attention_bias = True
     assert not fits(biased)
+
+
+def test_many_prompts_are_sampled_in_parts_and_the_cache_is_let_go(monkeypatch):
+    """12,288 rollouts at once had taken 12 GB, and kept them while gradients were taken."""
+    policy = load_embedded()
+    prompts = [f"What is {i} + {i + 1}?" for i in range(7)]
+    whole = policy.sample(prompts, max_new_tokens=8, generator=3)
+    monkeypatch.setattr("rollonce.policies.transformers_policy.MOST_SAMPLE_ROWS", 3)
+    parts = policy.sample(prompts, max_new_tokens=8, generator=3)
+    assert whole.texts == parts.texts
+    decoder = SmallLlama(policy.model)
+    ids, mask = policy.encode(prompts)
+    decoder.draw(
+        ids, mask, max_new_tokens=4, temperature=0.0, uniform_BT=None, eos_ids=policy.eos_ids, pad_id=policy.pad_id
+    )
+    assert decoder.keys == decoder.values == []

@@ -269,6 +269,7 @@ class SmallLlama:
             self._make_room(longest + t + 1)
             logits_AV = self._forward(token_A, row_A, position_A, scratch, None)
             position_A = position_A + 1
+        self.keys, self.values = [], []  # gigabytes where many rows were drawn
         T = int(length_B.max())
         mask_BT = torch.from_numpy(np.arange(T) < length_B[:, None])
         ids, log_probs = torch.from_numpy(ids_BT[:, :T].copy()), torch.from_numpy(log_probs_BT[:, :T].copy())

@@ -22,6 +22,8 @@ from rollonce.policies.sampling import Drawn, draw
 from rollonce.policies.small_llama import SmallLlama, fits, packed_hidden
 
 _META = "rollonce_policy.json"
+MOST_SAMPLE_ROWS = 2048
+"""Prompts sampled at once unless told otherwise: the cache of 12,000 takes gigabytes even for the smallest model."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class TransformersPolicy:
         autocast: Run the forward passes in bfloat16 over float32 weights (wants a GPU, or a CPU with bf16
             instructions).
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
-        sample_rows: Prompts sampled at once, None for all.
+        sample_rows: Prompts sampled at once; None for at most 2,048.
         prompt_template: ``{prompt}`` with what the model should be told besides, before the chat template ("... Put the
             answer in \\boxed{{}}.").
         system: A system message for models with a chat template.
@@ -285,7 +287,7 @@ class TransformersPolicy:
                 uniform_BT = torch.stack([torch.rand(max_new_tokens, generator=g, dtype=torch.float64) for g in each])
             else:
                 uniform_BT = torch.rand((len(prompts), max_new_tokens), generator=generator, dtype=torch.float64)
-        rows = self.sample_rows or len(prompts)
+        rows = self.sample_rows or MOST_SAMPLE_ROWS
         parts = []
         for start in range(0, len(prompts), rows):
             some = list(prompts[start : start + rows])

@@ -62,7 +62,8 @@ class PolicyConfig(Section):
             ``seed_follows_run``.
         seed_follows_run: Let adapters start from the run's seed instead.
         device, bf16, gradient_checkpointing, attention: See `rollonce.policies.TransformersPolicy.load`.
-        sample_rows, train_rows: Rollouts at once when sampling and in a micro-batch of the update; None for all.
+        sample_rows, train_rows: Rollouts at once when sampling (None for at most 2,048) and in a micro-batch of the
+            update (None for all).
         local_only: Never ask a hub for the model.
         prompt_template, system: See `TransformersPolicy`.
         base_url, renderer: For a service: its address (default TINKER_BASE_URL), and how prompts become tokens:
