@@ -67,8 +67,8 @@ def test_every_response_is_graded_as_the_recipe_does(tokenizer: Any, name: str) 
         pad_id=0,
     )
     tasks = [Task(str(i), "What is 2 + 3?", "5", CookbookGrader(), {}) for i in range(n)]
-    evaluated = engine._graded(tasks, samples, training=False)
-    trained = engine._graded(tasks, samples, training=True)
+    evaluated = engine._graded_answers(tasks, samples, training=False)
+    trained = engine._graded_answers(tasks, samples, training=True)
     for text, row, exact, reward in zip(RESPONSES, rows, evaluated, trained, strict=True):
         env = math_env.MathEnv("What is 2 + 3?", "5", renderer, convo_prefix=engine._renderer[2])
         step = asyncio.run(env.step(row))
