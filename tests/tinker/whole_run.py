@@ -8,11 +8,12 @@ shape (7,473 and 1,319 of them), of which some kinds are easy, some a matter of 
 over words has something to predict and the registered gate can pass. What is not registered is given as options:
 ``--renderer qwen3_5_disable_thinking``, the server's address, and where the questions lie. The same command goes on
 where it was; ``kills.json`` says which kills are behind it. It takes about 20 CPU minutes; with ``--small`` a copy with
-6 steps, 1,500 training and 192 test questions takes a third of that.
+4 steps, 1,500 training and 128 test questions takes a third of that.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from server import KEY, TinkerServer
+
+from rollonce.cli import main as rollonce_main
 
 MODEL = "Qwen/Qwen3.5-2B"
 RENDERER = "qwen3_5_disable_thinking"
@@ -157,11 +160,11 @@ def kills_of(steps: int, items: int) -> list[Kill]:
 
 def small_copy(folder: Path) -> Path:
     """The file with fewer steps, questions and items; all else as it is."""
-    text = SPEC.read_text().replace("max_steps=60", "max_steps=6").replace('"n_examples": 7473', '"n_examples": 1500')
-    document = json.loads(text.replace('"n_examples": 1319', '"n_examples": 192'))
-    document["steps"] = 6
+    text = SPEC.read_text().replace("max_steps=60", "max_steps=4").replace('"n_examples": 7473', '"n_examples": 1500')
+    document = json.loads(text.replace('"n_examples": 1319', '"n_examples": 128'))
+    document["steps"] = 4
     for arm in document["arms"]:
-        arm["steps"] = 6
+        arm["steps"] = 4
     path = folder / "small.spec.json"
     path.write_text(json.dumps(document, indent=1))
     return path
@@ -177,6 +180,23 @@ def recorded_stages(run: Path) -> list[str]:
     noted = json.loads(ledger.read_bytes())["lines"].get("records.jsonl", [0])[0] if ledger.is_file() else 0
     file = run / "records.jsonl"
     return [json.loads(line)["stage"] for line in file.read_bytes().split(b"\n")[:noted]] if noted else []
+
+
+def import_everything() -> None:
+    """What a sitting needs, once and before it forks: each would spend 15 CPU seconds on it."""
+    needed = (
+        "tinker",
+        "transformers.models.auto.tokenization_auto",
+        "datasets",
+        "tinker_cookbook.renderers",
+        "tinker_cookbook.recipes.math_rl.math_env",
+        "rollonce.experiments.engines.cookbook",
+        "rollonce.experiments.stages",
+        "rollonce.policies.tinker_policy",
+        "rollonce.reports.experiment",
+    )
+    for module in needed:
+        importlib.import_module(module)
 
 
 class Sittings:
@@ -197,22 +217,35 @@ class Sittings:
                 return code
 
     def sit(self) -> int:
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
-            seen, changed, since = recorded_stages(self.run), (0, 0), time.monotonic()
-            while process.poll() is None:
-                now = self.ledger_state()
-                if now != changed:
-                    changed, stages = now, recorded_stages(self.run)
-                    if stages != seen:
-                        seen, since = stages, time.monotonic()
-                kill = self.next_kill(seen)
-                if kill is not None and self.is_due(kill, seen, time.monotonic() - since):
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    self.note(kill, recorded_stages(self.run))
-                time.sleep(0.0005 if kill is not None and kill == Kill(kill.stage) else 0.02)
-            return process.returncode
+        """One sitting: the command in a process group of its own; its exit code, or minus the signal."""
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            code = 70
+            try:
+                code = rollonce_main(self.command)
+            finally:
+                os._exit(code)
+        seen, changed, since = recorded_stages(self.run), (0, 0), time.monotonic()
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            now = self.ledger_state()
+            if now != changed:
+                changed, stages = now, recorded_stages(self.run)
+                if stages != seen:
+                    seen, since = stages, time.monotonic()
+            kill = self.next_kill(seen)
+            if kill is not None and self.is_due(kill, seen, time.monotonic() - since):
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                self.note(kill, recorded_stages(self.run))
+                return -signal.SIGKILL
+            time.sleep(0.002 if kill is not None and kill == Kill(kill.stage) else 0.05)
 
     def ledger_state(self) -> tuple[int, int]:
         """Of the file as it is now: another one each time that it is written."""
@@ -252,16 +285,18 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "TINKER_API_KEY": KEY}
     small = "--small" in sys.argv
-    spec, steps, sizes = (small_copy(folder), 6, (1500, 192)) if small else (SPEC, 60, (7473, 1319))
+    spec, steps, sizes = (small_copy(folder), 4, (1500, 128)) if small else (SPEC, 60, (7473, 1319))
     data = write_questions(folder / "gsm8k", *sizes)
     teach_model(folder / "hub")
     with TinkerServer(folder / "server", MODEL, rank=32, slots=10) as server:
-        command = [sys.executable, "-m", "rollonce.cli", "run", str(spec), "--renderer", RENDERER]
+        command = ["run", str(spec), "--renderer", RENDERER]
         command += ["--base-url", server.url, "--gsm8k", str(data), "--out", str(folder / "run")]
-        began = time.monotonic()
-        checked = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
-        (folder / "check.txt").write_text(checked.stdout + checked.stderr)
-        print(f"--check: exit code {checked.returncode} after {time.monotonic() - began:.1f} s", flush=True)
+        if not (folder / "check.txt").is_file():
+            began, rollonce = time.monotonic(), [sys.executable, "-m", "rollonce.cli"]
+            checked = subprocess.run([*rollonce, *command, "--check"], capture_output=True, text=True, check=False)
+            (folder / "check.txt").write_text(checked.stdout + checked.stderr)
+            print(f"--check: exit code {checked.returncode} after {time.monotonic() - began:.1f} s", flush=True)
+        import_everything()
         sittings = Sittings(folder, command, kills_of(steps, sizes[1]))
         code = sittings.to_the_end()
     done = recorded_stages(folder / "run")
