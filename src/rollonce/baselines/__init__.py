@@ -6,6 +6,7 @@ from rollonce.baselines.blend import Blend
 from rollonce.baselines.catalogue import load_baseline, named_baseline
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
+from rollonce.baselines.james_stein import JamesStein
 from rollonce.baselines.kernel import (
     KernelBaseline,
     LeaveOneOut,
@@ -15,6 +16,7 @@ from rollonce.baselines.kernel import (
 )
 from rollonce.baselines.kriging import Kriging
 from rollonce.baselines.norm_weighted import NormWeighted
+from rollonce.baselines.opo import Opo
 from rollonce.baselines.own import FunctionBaseline
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
@@ -33,12 +35,14 @@ __all__ = [
     "FunctionBaseline",
     "Grpo",
     "History",
+    "JamesStein",
     "KernelBaseline",
     "Kriging",
     "LeaveOneOut",
     "LinearSmoother",
     "NoBaseline",
     "NormWeighted",
+    "Opo",
     "Oracle",
     "Prediction",
     "ReinforcePlusPlus",

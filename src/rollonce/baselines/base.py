@@ -68,6 +68,7 @@ class Tags:
         bounded_rewards: Rewards must lie in [0, 1].
         windowed: Uses rows of earlier steps too.
         uses_log_probs: Reads `Batch.log_probs_B` of other rollouts; without them it works in a plainer form.
+        uses_lengths: Reads `Batch.response_lengths_B`, likewise: of other rollouts only, unless it is self-inclusive.
         cost: What a prediction costs, see `Cost`.
     """
 
@@ -82,6 +83,7 @@ class Tags:
     bounded_rewards: bool = False
     windowed: bool = False
     uses_log_probs: bool = False
+    uses_lengths: bool = False
     cost: Cost = Cost.TABLE
 
 

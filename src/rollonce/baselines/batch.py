@@ -21,8 +21,9 @@ class Batch:
     Attributes:
         tasks: What was known before them (B,). Rows with equal ``task_ids`` are rollouts of one task (a group).
         rewards_B: Their rewards, float64 (B,).
-        response_lengths_B: Lengths of the responses, if the trainer has them (B,). *No baseline may read them*; they
-            are here so that the audit can change them and show that nothing moves.
+        response_lengths_B: Tokens of the responses, float64 (B,); NaN where unknown, None where the trainer has none.
+            Known only after the rollout: no feature or kernel sees them, only baselines with the tag ``uses_lengths``
+            read them, and row i's own must not move ``b_i`` (self-inclusive ones apart).
         log_probs_B: Natural logarithm of each response's probability under the policy that sampled it, summed over its
             tokens, float64 (B,); NaN where unknown, None where the trainer has none. Known only after the rollout: no
             feature or kernel sees them, and row i's own must never move ``b_i``.
@@ -42,6 +43,7 @@ class Batch:
         task_ids: Sequence[str] | None = None,
         columns: Mapping[str, Sequence[Any]] | None = None,
         log_probs: Sequence[float] | FloatArray | None = None,
+        response_lengths: Sequence[float] | FloatArray | None = None,
     ) -> Batch:
         """A batch from B prompts and B rewards.
 
@@ -51,10 +53,11 @@ class Batch:
             task_ids: Equal for rollouts of one task; the rows' numbers by default.
             columns: Declared columns, known before the rollouts.
             log_probs: See `Batch.log_probs_B`; NaN where unknown.
+            response_lengths: See `Batch.response_lengths_B`; NaN where unknown.
 
         Raises:
-            InputError: if the numbers of prompts, rewards and log-probabilities differ, a reward is not finite, or a
-                log-probability is above 0 or infinite.
+            InputError: if the numbers of prompts, rewards, log-probabilities and lengths differ, a reward is not
+                finite, a log-probability is above 0 or infinite, or a length is below 0 or infinite.
         """
         rewards_B = float_array(rewards)
         if rewards_B.shape != (len(prompts),):
@@ -68,16 +71,18 @@ class Batch:
                 "advantages"
             )
         log_probs_B = None if log_probs is None else _checked_log_probs(log_probs, len(prompts))
-        return cls(Tasks(list(prompts), task_ids, columns), rewards_B, log_probs_B=log_probs_B)
+        lengths_B = None if response_lengths is None else _checked_lengths(response_lengths, len(prompts))
+        return cls(Tasks(list(prompts), task_ids, columns), rewards_B, lengths_B, log_probs_B)
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """The rows of one or more batches, in order; lengths of responses are left behind."""
+        """The rows of one or more batches, in order."""
         tasks = batches[0].tasks
         for batch in batches[1:]:
             tasks = Tasks.concat(tasks, batch.tasks)
         log_probs = _joined([(len(b), b.log_probs_B) for b in batches])
-        return Batch(tasks, np.concatenate([b.rewards_B for b in batches]), log_probs_B=log_probs)
+        lengths = _joined([(len(b), b.response_lengths_B) for b in batches])
+        return Batch(tasks, np.concatenate([b.rewards_B for b in batches]), lengths, log_probs)
 
     def __len__(self) -> int:
         return len(self.rewards_B)
@@ -212,8 +217,21 @@ def _checked_log_probs(log_probs: Sequence[float] | FloatArray, n: int) -> Float
     return array
 
 
+def _checked_lengths(lengths: Sequence[float] | FloatArray, n: int) -> FloatArray:
+    array = np.asarray(lengths, dtype=np.float64)
+    if array.shape != (n,):
+        raise InputError(f"{n} rollouts need one response length each, not an array of shape {array.shape}")
+    bad = np.flatnonzero((array < 0) | np.isinf(array))
+    if len(bad):
+        raise InputError(
+            f"the response length of rollout {bad[0]} is {array[bad[0]]:g}; pass its number of tokens, or NaN where it "
+            "is unknown"
+        )
+    return array
+
+
 def _joined(parts: Sequence[tuple[int, FloatArray | None]]) -> FloatArray | None:
-    """Log-probabilities of several pieces end to end, NaN for those without; None if no piece has any."""
+    """Log-probabilities or lengths of several pieces end to end, NaN for those without; None if no piece has any."""
     if all(array is None for _, array in parts):
         return None
     return np.concatenate([np.full(n, np.nan) if array is None else array for n, array in parts])

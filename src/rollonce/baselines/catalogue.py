@@ -25,9 +25,11 @@ from typing import Literal
 from rollonce.baselines.base import Baseline, LinearSmoother
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
+from rollonce.baselines.james_stein import JamesStein
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean
 from rollonce.baselines.kriging import Kriging
 from rollonce.baselines.norm_weighted import NormWeighted
+from rollonce.baselines.opo import Opo
 from rollonce.baselines.own import imported_baseline, offered_baseline, offered_baselines
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
@@ -99,6 +101,20 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry("grpo", lambda _: Grpo(), "GRPO", "mean of the task's group, own included"),
     Entry("grpo_std", lambda _: Grpo(scale="group"), "GRPO std", "as grpo; A over the group's deviation"),
     Entry("rloo", lambda _: Rloo(), "RLOO", "mean of the task's other rollouts"),
+    Entry("opo", lambda _: Opo(), "OPO", "sum_j l_j r_j / sum_j l_j over the task's group, own included; l lengths"),
+    Entry("opo_loo", lambda _: Opo(own=False), "OPO LOO", "as opo, over the group's others"),
+    Entry(
+        "opo_batch",
+        lambda _: Opo(over="batch", own=False),
+        "OPO batch",
+        "as opo, over the batch's others: one rollout per task",
+    ),
+    Entry(
+        "james_stein",
+        lambda _: JamesStein(),
+        "James-Stein",
+        "(1 - a) rloo + a (mean of the other groups), a = v / (v + tau^2) of the other groups",
+    ),
     Entry(
         "length_buckets",
         lambda w: KernelBaseline(Buckets(), window=w),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollonce.baselines import Grpo, ReinforcePlusPlus, Rloo
+from rollonce.baselines import Grpo, JamesStein, Opo, ReinforcePlusPlus, Rloo
 from rollonce.noise.gradients import Aggregation, ScoreGradients, score_gradients
 from rollonce.noise.progress import Contender, GradientSample
 from rollonce.policies.critic import TokenCritic, gae
@@ -34,8 +34,8 @@ def gradient_sample(gradients: ScoreGradients) -> GradientSample:
 
 
 def default_contenders(rollouts: Rollouts, baselines: Sequence[Any], batch_size: int) -> list[Contender]:
-    """The baselines given, REINFORCE++ as the trainers make it, RLOO and GRPO at the same number of rollouts, and the
-    oracle.
+    """The baselines given, REINFORCE++ as the trainers make it and OPO over the batch, RLOO, GRPO, OPO and James-Stein
+    at the same number of rollouts, and the oracle.
 
     Args:
         rollouts: N tasks, G rollouts each.
@@ -45,6 +45,8 @@ def default_contenders(rollouts: Rollouts, baselines: Sequence[Any], batch_size:
     g = int(rollouts.group_sizes_N[0])
     out = [Contender(b.label, b) for b in baselines]
     out.append(Contender(ReinforcePlusPlus().label, ReinforcePlusPlus()))
+    one_each = Opo(over="batch", own=False)
+    out.append(Contender(one_each.label, one_each))
     sizes = [size for size in (2, 4, 8) if size <= g and batch_size % size == 0 and size < batch_size]
     for size in sizes:
         shape = f"{batch_size // size} x {size}"
@@ -52,6 +54,7 @@ def default_contenders(rollouts: Rollouts, baselines: Sequence[Any], batch_size:
     if sizes:
         shape = f"{batch_size // sizes[-1]} x {sizes[-1]}"
         out.append(Contender(f"GRPO with std, {shape}", Grpo(scale="group"), group_size=sizes[-1]))
+        out += [Contender(f"{b.label}, {shape}", b, group_size=sizes[-1]) for b in (Opo(), JamesStein())]
     if g >= 3:
         note = f"ceiling: the mean of the task's other {g - 1} rollouts stands for its true mean"
         out.append(Contender(ORACLE, None, values_R=others_mean(rollouts), note=note))

@@ -308,7 +308,7 @@ class _Streams:
         columns_KM, seen_KM = order_KN[:, : b + window], single_KN[:, : b + window]
         rewards_KM = self.rollouts.rewards_R[seen_KM]
         ages_M = np.concatenate([np.zeros(b, np.int64), 1 + np.arange(window)[::-1] // b])
-        if c.baseline.tags.self_inclusive:
+        if c.baseline.tags.self_inclusive or c.baseline.tags.uses_lengths:
             return _Part(rows_KB, self._predicted(c, rows_KB) / b, gradients)
         values_KB = drawn_baselines(c.baseline, self.rollouts, columns_KM, rewards_KM, b, ages_M)
         return _Part(rows_KB, (rewards_KM[:, :b] - values_KB) / b, gradients)
@@ -319,7 +319,8 @@ class _Streams:
         table, empty = self.rollouts, History.empty()
         out = np.empty(rows_KB.shape)
         for k, rows in enumerate(rows_KB):
-            batch = Batch(table.tasks.take(rows // self.group_size), table.rewards_R[rows])
+            lengths = None if table.lengths_R is None else table.lengths_R[rows]
+            batch = Batch(table.tasks.take(rows // self.group_size), table.rewards_R[rows], lengths)
             out[k] = contender.baseline.predict(batch, empty).advantages_B
         return out
 

@@ -115,7 +115,8 @@ def measure_policy(
     tell("sampling", "", 1, 1)
     grades = grade(every, samples.texts, truncated=samples.truncated_B.tolist())
     failures = f"{grades.n_failed} of {len(every)} rollouts (reward 0): {grades.counts}" if grades.n_failed else ""
-    table = _table(tasks, grades.rewards, samples.log_probs_BT.double().sum(dim=1).numpy(), s.rollouts)
+    log_probs_R, lengths_R = samples.log_probs_BT.double().sum(dim=1).numpy(), samples.lengths_B.double().numpy()
+    table = _table(tasks, grades.rewards, log_probs_R, lengths_R, s.rollouts)
     if np.ptp(table.rewards_R) == 0:
         raise InputError(
             f"all {len(every)} rollouts earned {table.rewards_R[0]:g}: there is no noise to compare on these tasks"
@@ -190,7 +191,9 @@ def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> l
     ]
 
 
-def _table(tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, g: int) -> Rollouts:
+def _table(
+    tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, lengths_R: np.ndarray, g: int
+) -> Rollouts:
     known = tasks.as_tasks()
     columns = with_joint_column({c: known.column(c).tolist() for c in known.column_names})
     groups = [rewards[i : i + g] for i in range(0, len(rewards), g)]
@@ -201,6 +204,7 @@ def _table(tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, g:
         columns=columns,
         name=tasks.name,
         log_probs=[log_probs_R[i : i + g] for i in range(0, len(rewards), g)],
+        lengths=[lengths_R[i : i + g] for i in range(0, len(rewards), g)],
     )
 
 

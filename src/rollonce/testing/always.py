@@ -206,23 +206,32 @@ def saves(s: Subject) -> str:
 
 
 def response_length(s: Subject) -> str:
-    """The lengths of responses move nothing, the own one above all."""
+    """The lengths of responses move nothing; of a baseline that reads them, the own one does not move the own b."""
+    reads, inclusive = s.template.tags.uses_lengths, s.template.tags.self_inclusive
     for state, baseline in s.states():
         for kind in (0, 1):
             batch = s.samples.batch(kind)
             straight = baseline.predict(batch).baseline_B
             assert batch.response_lengths_B is not None
-            for i in range(len(batch)):
-                for length in (1.0, 5000.0):
+            for i in range(0 if reads and inclusive else len(batch)):
+                for length in (1.0, 5000.0, *([np.nan, 0.0] if reads else [])):
                     lengths = batch.response_lengths_B.copy()
                     old, lengths[i] = lengths[i], length
                     moved = baseline.predict(replace(batch, response_lengths_B=lengths)).baseline_B
-                    if (j := differs(straight, moved)) is not None:
+                    rows = np.array([i]) if reads else np.arange(len(batch))
+                    if (j := differs(straight[rows], moved[rows])) is not None:
+                        j = int(rows[j])
                         whose = "its own baseline" if j == i else f"the baseline of rollout {j}"
                         raise Failed(
                             f"the response length leaks: rollout {i}'s, changed from {old:.0f} to {length:.0f}, moved "
                             f"{whose} from {straight[j]:.6g} to {moved[j]:.6g} ({state})"
                         )
+            if reads:
+                _finite(baseline, replace(batch, response_lengths_B=None), f"a batch without lengths {state}")
+                unknown = np.full(len(batch), np.nan)
+                _finite(baseline, replace(batch, response_lengths_B=unknown), f"a batch of unknown lengths {state}")
+    if reads:
+        return "it includes the own length by definition" if inclusive else "no response's length moves its own b"
     return "no response's length moves any b"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollonce.baselines.base import LinearSmoother
+from rollonce.baselines.base import Baseline, LinearSmoother
 from rollonce.baselines.batch import Batch, History
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
@@ -173,11 +173,14 @@ def bounded_rewards(s: Subject) -> str:
 
 
 def self_inclusive(s: Subject) -> str:
-    """Its advantage is its leave-one-out twin's times a factor that is the same for the whole batch (or group)."""
+    """Its advantage is its leave-one-out twin's times a factor that is the same for the whole batch (or group), or
+    given by the lengths alone."""
     baseline, twin = s.fresh(), s.fresh().twin()
     if twin.tags.self_inclusive or not twin.tags.leave_one_out:
         raise Failed("it is self-inclusive but names no leave-one-out twin; override twin()")
     twin.fit(s.samples.all_tasks())
+    if s.template.tags.uses_lengths:
+        return _factor_of_lengths(s, baseline, twin)
     factors: list[float] = []
     rescales = False
     for kind in (0, 1, 0, 1):
@@ -210,6 +213,26 @@ def self_inclusive(s: Subject) -> str:
         f"its advantage is that of its twin ({twin.label}) times a factor of the batch ({min(factors):.4g} to "
         f"{max(factors):.4g} here), which depends on the own reward: slightly biased by definition"
     )
+
+
+def _factor_of_lengths(s: Subject, baseline: Baseline, twin: Baseline) -> str:
+    for kind in (0, 1, 0, 1):
+        batch = s.samples.batch(kind)
+        factors_B = np.full(len(batch), np.nan)
+        for k in range(4):
+            other = with_rewards(batch, s.samples.rewards(len(batch), kind + k))
+            a, a_twin = baseline.predict(other).advantages_B, twin.predict(other).advantages_B
+            at = np.flatnonzero(np.abs(a_twin) > 1e-9)
+            f = a[at] / a_twin[at]
+            known = np.isfinite(factors_B[at])
+            if (i := differs(f[known], factors_B[at][known])) is not None or (f < 0).any() or (f > 1).any():
+                i = int(at[known][i]) if i is not None else int(at[np.flatnonzero((f < 0) | (f > 1))[0]])
+                raise Failed(
+                    f"its advantage should be its twin's ({twin.label}) times a share of the lengths, but other "
+                    f"rewards changed rollout {i}'s factor, or it is outside [0, 1]"
+                )
+            factors_B[at] = f
+    return f"its advantage is that of its twin ({twin.label}) times one less the own share of the lengths"
 
 
 def weights(s: Subject) -> str:

@@ -89,7 +89,7 @@ def check_start(config: ExperimentConfig, *, runs_here: bool = True) -> None:
     Raises:
         InputError: tasks, policy or a baseline that cannot be had.
     """
-    from rollonce.training.arms import ORACLE
+    from rollonce.training.arms import ORACLE, TOKEN_BASELINES
     from rollonce.training.arms.baseline import make_baseline
     from rollonce.training.engines import check_engine
     from rollonce.training.rolling import tasks_of
@@ -104,7 +104,7 @@ def check_start(config: ExperimentConfig, *, runs_here: bool = True) -> None:
         distinct = (arm.rollouts or config.train.rollouts) // arm.group_size
         if distinct > len(splits.train):
             raise InputError(f"arm {name!r} needs {distinct} different tasks a step, but there are {len(splits.train)}")
-        if arm.critic is not None or arm.baseline == ORACLE:
+        if arm.critic is not None or arm.baseline in (ORACLE, *TOKEN_BASELINES):
             continue
         try:
             make_baseline(arm, splits.train.as_tasks())

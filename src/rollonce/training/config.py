@@ -266,9 +266,9 @@ class ArmConfig(Section):
     """One way of getting advantages, all else equal.
 
     Attributes:
-        baseline: A name (`rollonce.baselines.catalogue`), ``module:name``, a ``baseline.json`` that ``rollonce tune``
-            wrote, or a table with the configuration of a baseline (``{type = "kriging", window = 128}``). None with a
-            token-level critic.
+        baseline: A name (`rollonce.baselines.catalogue`; and ``oracle``, ``otb`` and ``otb_batch``), ``module:name``,
+            a ``baseline.json`` that ``rollonce tune`` wrote, or a table with the configuration of a baseline
+            (``{type = "kriging", window = 128}``). None with a token-level critic.
         group_size: Rollouts of each task; ``rollouts`` must be a multiple.
         rollouts: A step, instead of the run's: a positive control with another batch.
         critic: A table: a token-level critic in place of a baseline.
@@ -295,6 +295,11 @@ class ArmConfig(Section):
             raise ValueError("give an arm learning_rate or learning_rates, not both")
         if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
             raise ValueError("two of learning_rates have the same name (six digits count); each must differ")
+        if self.baseline == "otb" and self.group_size < 2:
+            raise ValueError(
+                "baseline 'otb' needs several rollouts of each task: set group_size = 8, say, or take 'otb_batch', "
+                "which compares with the batch's other rollouts"
+            )
         if self.oracle is not None and self.baseline != "oracle":
             raise ValueError("an oracle table is for baseline = 'oracle' alone")
         return self

@@ -190,7 +190,7 @@ def take_step(run: RunUnderWay) -> StepTaken:
     tasks = [task for task in distinct for _ in range(config.arm.group_size)]
     rolled = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
     rewards_B, samples, grades = rolled.rewards_B, rolled.samples, rolled.grades
-    batch = Batch(view(tasks), rewards_B, log_probs_B=rolled.log_prob_B)
+    batch = Batch(view(tasks), rewards_B, samples.lengths_B.double().numpy(), rolled.log_prob_B)
     with watch.part(arm.part):
         judged = arm.advantages(batch, samples)
     # Before the batch joins the history:

@@ -4,6 +4,10 @@ Importing this loads no torch; `rollonce.training.arms.make` does.
 """
 
 ORACLE = "oracle"
-"""The arm whose baseline is measured from extra rollouts; every other name is one of `rollonce.baselines.catalogue`."""
+"""The arm whose baseline is measured from extra rollouts."""
 
-__all__ = ["ORACLE"]
+TOKEN_BASELINES = {"otb": True, "otb_batch": False}
+"""Arms with the optimal token baseline, one number per token: name -> over the task's group, or over the batch's other
+rollouts. Every name but these and `ORACLE` is one of `rollonce.baselines.catalogue`."""
+
+__all__ = ["ORACLE", "TOKEN_BASELINES"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rollonce.tasks import TaskSet
-from rollonce.training.arms import ORACLE
+from rollonce.training.arms import ORACLE, TOKEN_BASELINES
 from rollonce.training.arms.base import Arm
 from rollonce.training.arms.baseline import BaselineArm
 from rollonce.training.arms.critic import CriticArm
 from rollonce.training.arms.oracle import OracleArm
+from rollonce.training.arms.token_baseline import TokenBaselineArm
 from rollonce.training.config import RunConfig
 from rollonce.training.learners.base import Learner
 
@@ -27,4 +28,6 @@ def make_arm(config: RunConfig, learner: Learner, train: TaskSet) -> Arm:
         return CriticArm(config, learner, train)
     if config.arm.baseline == ORACLE:
         return OracleArm(config, learner, train)
+    if isinstance(config.arm.baseline, str) and config.arm.baseline in TOKEN_BASELINES:
+        return TokenBaselineArm(over_groups=TOKEN_BASELINES[config.arm.baseline])
     return BaselineArm(config, learner, train)

@@ -34,7 +34,7 @@ from rollonce.run_directory import (
     StepRecord,
 )
 from rollonce.tasks import Task, TaskSplits, grade
-from rollonce.training.arms import ORACLE
+from rollonce.training.arms import ORACLE, TOKEN_BASELINES
 from rollonce.training.arms.baseline import make_baseline
 from rollonce.training.config import RunConfig
 from rollonce.training.evaluation import evaluate, mean_reward, write_evaluation
@@ -74,6 +74,7 @@ def check_trl(config: RunConfig) -> None:
     cannot = [
         (config.arm.critic is not None, "a token-level critic: TRL has one advantage per rollout"),
         (config.arm.baseline == ORACLE, "the oracle: its extra rollouts are sampled between TRL's steps"),
+        (config.arm.baseline in (*TOKEN_BASELINES,), "a baseline for each token: TRL takes one advantage per rollout"),
         (config.loss.gate is not None, "loss.gate"),
         (config.loss.lag > 0, "loss.lag"),
         (config.train.audit_weights, "train.audit_weights"),
