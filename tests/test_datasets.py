@@ -23,6 +23,7 @@ SHAPES = {
     "gsm8k_qwen25coder_1.5b": (64, 8),
     "rg_smollm2_135m": (64, 8),
     "logprob_embedded": (256, 8),
+    "logprob_smollm2_short": (64, 8),
 }
 WITH_LOG_PROBS = [name for name in SHAPES if name.startswith("logprob_")]
 

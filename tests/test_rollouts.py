@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.rollouts import Rollouts, Tasks, check_column_name, normalise_prompt, render_messages
+from rollonce.prompts import check_column_name, normalise_prompt, render_messages
+from rollonce.rollouts import Rollouts, Tasks
 
 
 def table() -> Rollouts:

@@ -67,7 +67,7 @@ def make_model(config: BuildConfig, tokenizer: Any) -> Any:
 
 def draw_entries(config: BuildConfig) -> list[list[dict[str, Any]]]:
     """Per type of the mixture, up to ``prompts_per_type`` different entries whose prompt is in the train split."""
-    from rollonce.rollouts import normalise_prompt
+    from rollonce.prompts import normalise_prompt
     from rollonce.tasks.base import split_of
     from rollonce.tasks.embedded import EMBEDDED_SOURCES
     from rollonce.tasks.reasoning_gym import entries

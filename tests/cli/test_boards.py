@@ -73,3 +73,17 @@ def test_without_a_window_there_is_no_history_and_no_critic(capsys):
     assert labels
     assert len(set(labels)) == len(labels)
     assert not [label for label in labels if "window" in label or "ridge" in label or "trees" in label]
+
+
+def test_without_a_terminal_each_row_is_a_line_as_it_comes(monkeypatch, capsys):
+    happened = []
+    score = Scorer.score
+    monkeypatch.setattr(Scorer, "score", lambda *a, **k: [happened.append("scored"), score(*a, **k)][1])
+    monkeypatch.setattr("rollonce.commands.boards.remark", lambda text: happened.append(text))
+    only = ["--only", "loo", "--only", "constant", "--batches", "20", "--resamples", "4"]
+    assert main(["score", "gsm8k", *only]) == 0
+    assert happened[::2] == ["scored", "scored"]
+    assert happened[1].startswith("gsm8k_qwen25coder_1.5b: 1 of 2, LOO mean: B_eff 1")
+    assert "1.00 [1.00, 1.00] x LOO" in happened[1]
+    assert happened[3].startswith("gsm8k_qwen25coder_1.5b: 2 of 2, constant 0.5: B_eff ")
+    assert "LOO mean" in capsys.readouterr().out

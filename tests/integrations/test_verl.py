@@ -26,7 +26,7 @@ from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut  # noqa: E402
 from rollonce.errors import InputError, MissingExtraError  # noqa: E402
 from rollonce.integrations import AdvantageWarning  # noqa: E402
 from rollonce.integrations import verl as ours  # noqa: E402
-from rollonce.rollouts import render_messages  # noqa: E402
+from rollonce.prompts import render_messages  # noqa: E402
 
 REAL = installed("verl") and installed("transfer_queue")
 needs_verl = pytest.mark.skipif(not REAL, reason="verl is not installed: run_real.sh runs this against verl 0.9.1")

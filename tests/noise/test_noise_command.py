@@ -116,15 +116,15 @@ def test_progress_of_every_kind_of_arm_and_the_exponent_that_score_reads(tmp_pat
 def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
     from rollonce.collecting import CollectSettings
     from rollonce.collecting.sources import find_tasks
-    from rollonce.commands.noise import Args, _seen, _tasks
+    from rollonce.commands.noise import Args, _seen_so_far, _tasks_asked_for
 
     tuned_on = {t.id for t in find_tasks(CollectSettings("embedded", "embedded", "x.jsonl"))}
     assert len(tuned_on) == 64
-    measured_on = {t.id for t in _tasks(Args(baseline=("mine.json",)))}
+    measured_on = {t.id for t in _tasks_asked_for(Args(baseline=("mine.json",)))}
     assert len(measured_on) == 256
     assert not tuned_on & measured_on
-    assert tuned_on <= {t.id for t in _tasks(Args())}  # without --baseline nothing was tuned on anything
-    assert "may have been tuned on these very tasks" in _seen(Args(baseline=("mine.json",), split="holdout"))
+    assert tuned_on <= {t.id for t in _tasks_asked_for(Args())}  # without --baseline nothing was tuned on anything
+    assert "may have been tuned on these very tasks" in _seen_so_far(Args(baseline=("mine.json",), split="holdout"))
 
 
 def test_table_and_page(capsys, tmp_path):

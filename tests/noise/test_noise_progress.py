@@ -12,8 +12,9 @@ from rollonce.errors import InputError
 from rollonce.noise.contenders import ORACLE, default_contenders, others_mean
 from rollonce.noise.exponent import adam_squared_norms, fit_exponent
 from rollonce.noise.optimizers import OptimizerSettings, StepDirections
-from rollonce.noise.progress import LOO, Contender, GradientSample, measure_progress
+from rollonce.noise.progress import LOO, measure_progress
 from rollonce.noise.resampling import SHIFT, half_sample_weights, weighted_orders
+from rollonce.noise.streams import Contender, GradientSample
 from rollonce.rollouts import Rollouts
 from rollonce.scoring.batch_curve import SIZES, BatchCurve
 

@@ -13,8 +13,9 @@ import pytest
 
 from rollonce.commands.inputs import ReaderOptions, find_sources, read
 from rollonce.errors import InputError
+from rollonce.prompts import render_messages
 from rollonce.readers import read_rollouts
-from rollonce.rollouts import Rollouts, render_messages
+from rollonce.rollouts import Rollouts
 from rollonce.scoring import dead_group_fraction, moments
 
 N_TASKS, N_ROLLOUTS = 20, 4

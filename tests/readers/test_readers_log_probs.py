@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rollonce.errors import InputError
+from rollonce.prompts import check_column_name
 from rollonce.readers import follow, read_rollouts
-from rollonce.rollouts import Rollouts, check_column_name
+from rollonce.rollouts import Rollouts
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

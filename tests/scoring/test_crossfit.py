@@ -7,7 +7,8 @@ from rollonce.baselines import LeaveOneOut, SelfTuning, published_tfidf
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
 from rollonce.kernels import Cosine, Rbf
-from rollonce.rollouts import Rollouts, normalise_prompt
+from rollonce.prompts import normalise_prompt
+from rollonce.rollouts import Rollouts
 from rollonce.scoring import CrossFitted, Scorer, cross_fit
 from rollonce.scoring.crossfit import fit_folds, prompt_folds
 
@@ -110,7 +111,7 @@ def test_folds_follow_the_prompts_into_a_view_of_the_tasks():
     t = table(40, np.random.default_rng(19))
     both = CrossFitted([LeaveOneOut(), published_tfidf()], folds_of(t, np.arange(40) // 2 % 2))
     view = t.tasks.take([7, 4, 2])
-    names = both.by_fold(view, np.arange(3), lambda part: np.full(3, float(both.parts.index(part))))
+    names = both.by_fold(view, np.arange(3), lambda part, _: np.full(3, float(both.parts.index(part))))
     np.testing.assert_array_equal(names, [1.0, 0.0, 1.0])
 
 

@@ -70,7 +70,7 @@ def test_dear_baselines_use_fewer_batches():
 def test_an_interval_rests_on_no_more_than_its_resamples_or_tasks(resamples, df):
     t = datasets.load("taubench_airline_gpt4o")
     scorer = Scorer(t, n_batches=100, resamples=resamples, batches_per_resample=20)
-    pair = scorer._compare(LeaveOneOut(), LeaveOneOut())
+    pair, _ = scorer._paired_errors(LeaveOneOut(), LeaveOneOut())
     assert pair.degrees_of_freedom == df
     high, value = (getattr(scorer.score(LeaveOneOut()).b_eff, name) for name in ("high", "value"))
     assert np.log(high / value) == pytest.approx(scipy.stats.t.ppf(0.975, df) * pair.se_level, rel=1e-9)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.rollouts import normalise_prompt
+from rollonce.prompts import normalise_prompt
 from rollonce.tasks import (
     EMBEDDED_SOURCES,
     SOURCES,

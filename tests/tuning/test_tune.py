@@ -210,7 +210,7 @@ def test_the_window_is_what_three_quarters_of_the_tasks_leave(n_tasks, batch_siz
 
 def test_self_tuning_is_a_finalist_and_judged_on_the_same_tasks(monkeypatch):
     """With a search that finds nothing, what needs no search is chosen; it has not seen the tasks that judge it."""
-    monkeypatch.setattr("rollonce.tuning.tune._finalists", lambda trials: [])
+    monkeypatch.setattr("rollonce.tuning.tune._best_of_each_kind", lambda trials: [])
     result = tune(planted(200), budget="1", batch_size=16, window=0, n_batches=100, resamples=0, report_batches=300)
     assert isinstance(result.baseline, SelfTuning)
     assert result.judged.self_tuning is not None

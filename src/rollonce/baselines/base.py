@@ -336,13 +336,13 @@ class LinearSmoother(Baseline):
         n_rows, n_columns = len(batch), len(batch) + len(window)
         if n_rows == 0:
             return np.zeros((0, n_columns))
-        tasks = self._together(batch, window)
+        tasks = self._batch_with_window(batch, window)
         visible = np.ones((1, n_rows, n_columns), dtype=bool)
         visible[0, np.arange(n_rows), np.arange(n_rows)] = False
         ages = np.concatenate([np.zeros(n_rows, np.int64), window.ages_H])
         return self.weight_blocks(tasks, np.arange(n_columns)[None], n_rows, visible, ages)[0]
 
-    def _together(self, batch: Batch, window: History) -> Tasks:
+    def _batch_with_window(self, batch: Batch, window: History) -> Tasks:
         """Batch and window in one, with features computed for each apart: so a row's are computed once in its life."""
         if not len(window):
             return batch.tasks

@@ -80,8 +80,8 @@ class Batch:
         tasks = batches[0].tasks
         for batch in batches[1:]:
             tasks = Tasks.concat(tasks, batch.tasks)
-        log_probs = _joined([(len(b), b.log_probs_B) for b in batches])
-        lengths = _joined([(len(b), b.response_lengths_B) for b in batches])
+        log_probs = _joined_or_none([(len(b), b.log_probs_B) for b in batches])
+        lengths = _joined_or_none([(len(b), b.response_lengths_B) for b in batches])
         return Batch(tasks, np.concatenate([b.rewards_B for b in batches]), lengths, log_probs)
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class History:
         tasks = Tasks.concat(self.tasks, batch.tasks) if len(self) else batch.tasks
         rewards = np.concatenate([self.rewards_H, batch.rewards_B])
         ages = np.concatenate([self.ages_H + 1, np.ones(len(batch), np.int64)])
-        log_probs = _joined([(len(self), self.log_probs_H), (len(batch), batch.log_probs_B)])
+        log_probs = _joined_or_none([(len(self), self.log_probs_H), (len(batch), batch.log_probs_B)])
         return History(tasks, rewards, ages, log_probs).last(keep)
 
     def last(self, n: int | None) -> History:
@@ -230,7 +230,7 @@ def _checked_lengths(lengths: Sequence[float] | FloatArray, n: int) -> FloatArra
     return array
 
 
-def _joined(parts: Sequence[tuple[int, FloatArray | None]]) -> FloatArray | None:
+def _joined_or_none(parts: Sequence[tuple[int, FloatArray | None]]) -> FloatArray | None:
     """Log-probabilities or lengths of several pieces end to end, NaN for those without; None if no piece has any."""
     if all(array is None for _, array in parts):
         return None

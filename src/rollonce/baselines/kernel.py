@@ -52,7 +52,7 @@ class KernelBaseline(LinearSmoother):
         window = self._window_of(history)
         if len(batch) * (len(batch) + len(window)) <= LARGE:
             return super().predict(batch, history)
-        tasks = self._together(batch, window)
+        tasks = self._batch_with_window(batch, window)
         rewards = np.concatenate([batch.rewards_B, window.rewards_H])
         recency = self.decay ** np.concatenate([np.zeros(len(batch)), window.ages_H]).astype(np.float64)
         b, saw = large_predict(

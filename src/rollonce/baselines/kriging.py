@@ -74,9 +74,9 @@ class Kriging(LinearSmoother):
     def covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards in units of the within-task variance, noise included."""
         ages_M = np.zeros(columns_KM.shape[1], np.int64) if ages_M is None else ages_M
-        return with_noise(self._of_task_means(tasks, columns_KM), self._noise(ages_M))
+        return with_noise(self._covariance_of_means(tasks, columns_KM), self._noise_of_columns(ages_M))
 
-    def _of_task_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
+    def _covariance_of_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         n_blocks, n_columns = columns_KM.shape
         c = np.zeros((n_blocks, n_columns, n_columns))
         for kernel, v in zip(self.kernels, self.variances, strict=True):
@@ -84,7 +84,7 @@ class Kriging(LinearSmoother):
                 c += v * kernel.covariance(tasks, columns_KM, columns_KM)
         return c
 
-    def _noise(self, ages_M: IntArray) -> FloatArray:
+    def _noise_of_columns(self, ages_M: IntArray) -> FloatArray:
         # A row with a million times the noise counts for next to nothing; more would only cost digits.
         return self.nugget + np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e6)))
 
@@ -94,11 +94,11 @@ class Kriging(LinearSmoother):
         """(K, B, M), see `LinearSmoother.weight_blocks`."""
         table = None
         if table_is_worth_it(tasks, columns_KM):
-            table = self._of_task_means(tasks, np.arange(len(tasks))[None])[0]
+            table = self._covariance_of_means(tasks, np.arange(len(tasks))[None])[0]
 
         def covariance(columns_KM: IntArray) -> FloatArray:
             if table is None:
-                return self._of_task_means(tasks, columns_KM)
+                return self._covariance_of_means(tasks, columns_KM)
             return look_up_pairs(table, columns_KM, columns_KM)
 
-        return kriging_weights(covariance, self._noise(ages_M), columns_KM, n_rows, visible_KBM)
+        return kriging_weights(covariance, self._noise_of_columns(ages_M), columns_KM, n_rows, visible_KBM)

@@ -41,7 +41,8 @@ def kriging_weights(
         n_rows: B.
         visible_KBM: False where row i must not use column j: its own above all.
 
-    Exact up to 2,048 visible rows; of a longer window the newest that fit are used.
+    Exact up to 2,048 visible rows; of a longer window the newest that fit are used. Nothing is computed for a row that
+    sees nothing.
     """
     n_blocks, n_columns = columns_KM.shape
     out = np.zeros((n_blocks, n_rows, n_columns))
@@ -51,15 +52,16 @@ def kriging_weights(
             covariance, noise_M[keep], columns_KM[:, keep], n_rows, visible_KBM[:, :, keep]
         )
         return out
+    as_they_are = np.arange(n_columns)[None]
     all_alike = bool((noise_M == noise_M[:1]).all())
     chunk = max(1, _ENTRIES_AT_ONCE // n_columns**2)
-    for start, stop, place_KM in _shared_blocks(columns_KM, all_alike, chunk):
+    for start, stop, place_KM in _runs_of_equal_columns(columns_KM, all_alike, chunk):
         visible = visible_KBM[start:stop]
         if place_KM is not None:
-            out[start:stop] = _rows_of_run(covariance, noise_M, columns_KM[start], place_KM, n_rows, visible)
+            out[start:stop] = _weights_of_run(covariance, noise_M, columns_KM[start], place_KM, visible)
         elif n_columns > 4 * n_rows:
             for k in range(start, stop):
-                out[k] = _rows_of_block(covariance, noise_M, columns_KM[k], n_rows, visible_KBM[k])
+                out[k] = _weights_of_run(covariance, noise_M, columns_KM[k], as_they_are, visible_KBM[k : k + 1])[0]
         else:
             p = residual_precision(with_noise(covariance(columns_KM[start:stop]), noise_M))
             out[start:stop] = leave_out_rows(p, n_rows, visible)
@@ -79,67 +81,63 @@ def with_noise(c_KMM: FloatArray, noise_M: FloatArray) -> FloatArray:
     return c_KMM
 
 
-def _rows_of_run(
+def _weights_of_run(
     covariance: Callable[[IntArray], FloatArray],
     noise_M: FloatArray,
     columns_M: IntArray,
     place_KM: IntArray,
-    n_rows: int,
     visible_KBM: BoolArray,
 ) -> FloatArray:
-    """Weights (K, B, M) in blocks that see the same columns in another order: one solve for all, with copies of a task
-    (bootstrap) in one row of the system."""
-    n_columns = len(columns_M)
+    """Weights (K, B, M) in blocks that see the same columns in another order (``place_KM``): one system for all, with
+    copies of a task (bootstrap) in one row of it, solved for those rows of P alone that rows with anything in sight
+    need."""
+    out = np.zeros(visible_KBM.shape)
+    block_R, row_R = np.nonzero(visible_KBM.any(axis=2))
+    if not len(block_R):
+        return out
+    n_blocks, n_columns = place_KM.shape
+    bounds = np.searchsorted(block_R, np.arange(n_blocks + 1))
+    of_block = [slice(*ends) for ends in itertools.pairwise(bounds)]
+    visible_RM = visible_KBM[block_R, row_R]
     _, first_U, group_M = np.unique(columns_M, return_index=True, return_inverse=True)
     for first, group in ((first_U, group_M), (np.arange(n_columns), np.arange(n_columns))):
         group_KM = group[place_KM]
-        member_KU = np.empty((len(place_KM), len(first)), dtype=np.int64)
+        member_KU = np.empty((n_blocks, len(first)), dtype=np.int64)
         np.put_along_axis(member_KU, group_KM, np.arange(n_columns)[None], axis=1)
-        hidden_KBU = np.stack([~v.take(at, axis=1) for v, at in zip(visible_KBM, member_KU, strict=True)])
-        if all((h.take(g, axis=1) != v).all() for h, g, v in zip(hidden_KBU, group_KM, visible_KBM, strict=True)):
+        visible_RU = np.concatenate(
+            [visible_RM[rows].take(at, axis=1) for rows, at in zip(of_block, member_KU, strict=True)]
+        )
+        if len(first) == n_columns or all(
+            (visible_RU[rows].take(at, axis=1) == visible_RM[rows]).all()
+            for rows, at in zip(of_block, group_KM, strict=True)
+        ):
             break  # otherwise a row may see one copy of a task and not another: each column by itself
-    copies_U = np.bincount(group)
-    p = residual_precision(with_noise(covariance(columns_M[None, first]), noise_M[0] / copies_U))
-    own_KB = group_KM[:, :n_rows]
-    w_KBU = _leave_out(np.broadcast_to(p, (len(place_KM), *p.shape[1:])), own_KB, hidden_KBU)
-    w_KBU /= copies_U
-    return _unit_rows(np.stack([w.take(group, axis=1) for w, group in zip(w_KBU, group_KM, strict=True)]))
-
-
-def _rows_of_block(
-    covariance: Callable[[IntArray], FloatArray],
-    noise_M: FloatArray,
-    columns_M: IntArray,
-    n_rows: int,
-    visible_BM: BoolArray,
-) -> FloatArray:
-    """Weights (B, M) in one block with a long window: copies of a task (bootstrap) in one row of the system, and a
-    solve for those rows of P alone that the batch needs."""
-    _, first_U, group_M = np.unique(columns_M, return_index=True, return_inverse=True)
-    hidden_BU = ~visible_BM[:, first_U]
-    if (hidden_BU[:, group_M] == visible_BM).any():  # a row may see one copy of a task and not another
-        p = residual_precision(with_noise(covariance(columns_M[None]), noise_M))
-        return leave_out_rows(p, n_rows, visible_BM[None])[0]
     precision_M = 1 / noise_M
-    precision_U = np.bincount(group_M, precision_M)
-    c_UU = with_noise(covariance(columns_M[None, first_U]), 1 / precision_U)[0]
-    needed = np.flatnonzero(hidden_BU.any(axis=0))
-    right = np.zeros((len(c_UU), len(needed) + 1))
-    right[needed, np.arange(len(needed))] = 1.0
+    precision_U = np.bincount(group, precision_M)
+    own_R = group_KM[block_R, row_R]
+    needed_U = ~visible_RU.all(axis=0)
+    needed_U[own_R] = True
+    p_nU = _rows_of_precision(
+        with_noise(covariance(columns_M[None, first]), 1 / precision_U)[0], np.flatnonzero(needed_U)
+    )
+    place_of_U = np.cumsum(needed_U) - 1
+    w_RU = _leave_out_hidden(p_nU[None], place_of_U, np.zeros_like(block_R), own_R, ~visible_RU)
+    share_M = precision_M / precision_U[group]
+    for k, rows in enumerate(of_block):
+        out[k, row_R[rows]] = w_RU[rows].take(group_KM[k], axis=1) * share_M[place_KM[k]]
+    return _rows_summing_to_one(out)
+
+
+def _rows_of_precision(c_UU: FloatArray, at_n: IntArray) -> FloatArray:
+    """Rows of the residual precision P (n, U) of one covariance."""
+    if 3 * len(at_n) > len(c_UU):
+        return residual_precision(c_UU[None])[0, at_n]
+    right = np.zeros((len(c_UU), len(at_n) + 1))
+    right[at_n, np.arange(len(at_n))] = 1.0
     right[:, -1] = 1.0
     solved = np.linalg.solve(c_UU, right)
-    s = solved[:, -1]
-    p_nU = solved[:, :-1].T - np.outer(s[needed], s) / s.sum()
-    own = group_M[:n_rows]
-    at = np.searchsorted(needed, own)
-    w_BU = -p_nU[at] / p_nU[at, own][:, None]
-    for i in np.flatnonzero(hidden_BU.sum(axis=1) > 1):
-        out = np.flatnonzero(hidden_BU[i])
-        rows = p_nU[np.searchsorted(needed, out)]
-        if len(out) < len(c_UU):
-            w_BU[i] = -np.linalg.solve(rows[:, out], (out == own[i]).astype(np.float64)) @ rows
-    w_BU[hidden_BU] = 0.0
-    return _unit_rows((w_BU[:, group_M] * (precision_M / precision_U[group_M]))[None])[0]
+    s_U = solved[:, -1]
+    return solved[:, :-1].T - np.outer(s_U[at_n], s_U) / s_U.sum()
 
 
 def residual_precision(c_KMM: FloatArray) -> FloatArray:
@@ -153,32 +151,40 @@ def residual_precision(c_KMM: FloatArray) -> FloatArray:
 def leave_out_rows(p_KMM: FloatArray, n_rows: int, visible_KBM: BoolArray) -> FloatArray:
     """Weights (K, B, M) that predict each of the first B rows' reward from the columns it may see, from residual
     precisions; rows sum to 1, or are 0 where a row sees nothing."""
-    own_KB = np.broadcast_to(np.arange(n_rows), (len(p_KMM), n_rows))
-    return _unit_rows(_leave_out(p_KMM, own_KB, ~visible_KBM))
+    out = np.zeros(visible_KBM.shape)
+    block_R, own_R = np.nonzero(visible_KBM.any(axis=2))
+    hidden_RM = ~visible_KBM[block_R, own_R]
+    out[block_R, own_R] = _leave_out_hidden(p_KMM, np.arange(p_KMM.shape[1]), block_R, own_R, hidden_RM)
+    return _rows_summing_to_one(out)
 
 
-def _leave_out(p_KMM: FloatArray, own_KB: IntArray, hidden_KBM: BoolArray) -> FloatArray:
-    """Leaving out a set S of columns that includes i: ``b_i = r_i - [P_SS^-1 (P r)_S]_i``, so the weights on the others
-    are ``-[P_SS^-1 P_S,rest]_i``; for S = {i} that is the usual leave-one-out."""
-    every = np.arange(len(p_KMM))[:, None]
-    n_columns = p_KMM.shape[2]
-    diagonal = p_KMM[every, own_KB, own_KB][:, :, None]
-    out = -p_KMM[every, own_KB]
+def _leave_out_hidden(
+    p_KnU: FloatArray, place_of_U: IntArray, block_R: IntArray, own_R: IntArray, hidden_RU: BoolArray
+) -> FloatArray:
+    """Weights (R, U) of rows from their blocks' residual precisions, of which rows ``place_of_U`` are at hand.
+
+    Leaving out a set S of columns that includes i: ``b_i = r_i - [P_SS^-1 (P r)_S]_i``, so the weights on the others
+    are ``-[P_SS^-1 P_S,rest]_i``; for S = {i} that is the usual leave-one-out.
+    """
+    out = -p_KnU[block_R, place_of_U[own_R]]
+    diagonal = -out[np.arange(len(own_R)), own_R][:, None]
     # A batch of one row and no history has P = 0: nothing to divide by, and nothing to see.
     np.divide(out, diagonal, out=out, where=diagonal > 0)
-    n_hidden_KB = hidden_KBM.sum(axis=2)
-    for size in np.unique(n_hidden_KB[(n_hidden_KB > 1) & (n_hidden_KB < n_columns)]):
-        k, i = np.nonzero(n_hidden_KB == size)
-        s = np.nonzero(hidden_KBM[k, i])[1].reshape(len(k), size)
-        p_ss = p_KMM[k[:, None, None], s[:, :, None], s[:, None, :]]
-        unit = (s == own_KB[k, i][:, None]).astype(np.float64)
+    n_hidden_R = hidden_RU.sum(axis=1)
+    for size in np.unique(n_hidden_R[n_hidden_R > 1]):
+        r = np.flatnonzero(n_hidden_R == size)
+        s = np.nonzero(hidden_RU[r])[1].reshape(len(r), size)
+        p_ss = p_KnU[block_R[r, None, None], place_of_U[s][:, :, None], s[:, None, :]]
+        unit = (s == own_R[r, None]).astype(np.float64)
         solved = np.linalg.solve(p_ss, unit[:, :, None])
-        out[k, i] = -(solved.swapaxes(1, 2) @ p_KMM[k[:, None], s])[:, 0]
-    out[hidden_KBM] = 0.0
+        out[r] = -(solved.swapaxes(1, 2) @ p_KnU[block_R[r, None], place_of_U[s]])[:, 0]
+    out[hidden_RU] = 0.0
     return out
 
 
-def _shared_blocks(columns_KM: IntArray, may_share: bool, chunk: int) -> Iterator[tuple[int, int, IntArray | None]]:
+def _runs_of_equal_columns(
+    columns_KM: IntArray, may_share: bool, chunk: int
+) -> Iterator[tuple[int, int, IntArray | None]]:
     """``(start, stop, place_KM)``: runs of blocks that see the same columns in another order, or chunks of blocks that
     do not.
 
@@ -202,7 +208,7 @@ def _shared_blocks(columns_KM: IntArray, may_share: bool, chunk: int) -> Iterato
         yield int(start), int(stop), place
 
 
-def _unit_rows(w_KBM: FloatArray) -> FloatArray:
+def _rows_summing_to_one(w_KBM: FloatArray) -> FloatArray:
     """Rounding taken out of the rows' sums; a row without weight stays so."""
     total = w_KBM.sum(axis=2, keepdims=True)
     return np.divide(w_KBM, total, out=w_KBM, where=np.abs(total) > 0.5)

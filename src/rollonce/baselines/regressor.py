@@ -179,7 +179,7 @@ class BoostedTrees(Baseline):
             raise MissingExtraError("the boosted-trees critic", "scikit-learn", "trees")
         super().fit_tasks(tasks)
 
-    def _train(self, history: History) -> tuple | None:
+    def _train_trees(self, history: History) -> tuple | None:
         if len(history) < self.min_rows:
             return None
         blocks, projections = [], []
@@ -187,7 +187,7 @@ class BoostedTrees(Baseline):
             matrix = feature.transform(history.tasks)
             projection = None
             if isinstance(matrix, SparseRows):
-                projection = _principal(matrix, self.components)
+                projection = _principal_components(matrix, self.components)
                 matrix = matrix.dot_transposed(projection[0]) @ projection[1]
             blocks.append(matrix)
             projections.append(projection)
@@ -206,7 +206,7 @@ class BoostedTrees(Baseline):
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,). With ``history`` given, trees are fitted on it for this call."""
         rows = self.history if history is None else history.last(self.window)
-        fitted = self._fitted if history is None else self._train(rows)
+        fitted = self._fitted if history is None else self._train_trees(rows)
         if fitted is None:
             mean = rows.rewards_H.mean() if len(rows) else self.prior
             return Prediction.of(batch, np.full(len(batch), mean), np.full(len(batch), len(rows) == 0))
@@ -232,7 +232,7 @@ class BoostedTrees(Baseline):
         self._steps_behind += 1
         if self._fitted is None or self._steps_behind >= self.refit_every:
             self._history = self.history.last(self.window)
-            self._fitted = self._train(self.history)
+            self._fitted = self._train_trees(self.history)
             self._steps_behind = 0
 
     def own_state(self) -> dict:
@@ -244,7 +244,7 @@ class BoostedTrees(Baseline):
         super().load_own_state(state)
         self._steps_behind = int(state.get("steps_behind", 0))
         at = np.flatnonzero(self.history.ages_H > self._steps_behind)
-        self._fitted = self._train(self.history.take(at))
+        self._fitted = self._train_trees(self.history.take(at))
 
 
 def _histogram_boosting() -> Any:
@@ -256,7 +256,7 @@ def _histogram_boosting() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _openmp() -> Any:
+def _openmp_threads() -> Any:
     from threadpoolctl import ThreadpoolController  # comes with scikit-learn
 
     return ThreadpoolController()
@@ -265,10 +265,10 @@ def _openmp() -> Any:
 def _one_thread() -> Any:
     """A few thousand rows are fitted faster by one thread than by many that wait for each other, fifty times so on a
     busy machine."""
-    return _openmp().limit(limits=1, user_api="openmp")
+    return _openmp_threads().limit(limits=1, user_api="openmp")
 
 
-def _principal(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
+def _principal_components(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
     """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components
     (uncentred)."""
     gram = matrix.dot_transposed(matrix)

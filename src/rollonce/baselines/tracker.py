@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from rollonce.baselines.base import Baseline, Tags
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.rollouts import FloatArray
+from rollonce.rollouts import FloatArray, IntArray
 
 
 @register
@@ -56,7 +55,7 @@ class Tracker(Baseline):
     def describe(self) -> str:
         return f"per-task tracker (d={self.discount:g})"
 
-    def _prior(self) -> float:
+    def _prior_in_use(self) -> float:
         if self.prior_mean is not None:
             return self.prior_mean
         weight, total = self.total_
@@ -65,14 +64,9 @@ class Tracker(Baseline):
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,), from the rollouts observed before (or those in ``history``, oldest first)."""
         if history is not None:
-            fresh = Tracker(self.discount, self.strength, self.prior_mean)
-            names = history.tasks.identities
-            for age in np.unique(history.ages_H)[::-1]:
-                at = np.flatnonzero(history.ages_H == age)
-                fresh._count([names[i] for i in at], history.rewards_H[at])
-            return fresh.predict(batch)
+            return self._after_history(history).predict(batch)
         known = self.prior_mean is not None or self.total_[0] > 0
-        prior = self._prior()
+        prior = self._prior_in_use()
         out = np.empty(len(batch))
         only_prior_B = np.zeros(len(batch), dtype=bool)
         for i, name in enumerate(batch.tasks.identities):
@@ -82,20 +76,46 @@ class Tracker(Baseline):
             only_prior_B[i] = weight == 0 and not known
         return Prediction.of(batch, out, only_prior_B)
 
+    def _after_history(self, history: History) -> Tracker:
+        """A fresh one that has observed these rows alone."""
+        fresh = Tracker(self.discount, self.strength, self.prior_mean)
+        if not len(history):
+            return fresh
+        key_H, reward_H = history.tasks.prompt_keys, history.rewards_H
+        # By task, the newest first; equal ages by reward, so that sums do not depend on the order of a batch.
+        order_H = np.lexsort((reward_H, history.ages_H, key_H))
+        key_H, age_H = key_H[order_H], history.ages_H[order_H]
+        new_task_H = np.append(True, key_H[1:] != key_H[:-1])
+        new_step_H = new_task_H | np.append(True, age_H[1:] != age_H[:-1])
+        start_S = np.flatnonzero(new_step_H)
+        count_S = np.diff(np.append(start_S, len(key_H)))
+        task_S = (np.cumsum(new_task_H) - 1)[start_S]
+        fade_S = self.discount ** (start_S - np.flatnonzero(new_task_H)[task_S]).astype(np.float64)
+        weight_S = fade_S * self._weight_of_several(count_S)
+        total_S = weight_S * np.add.reduceat(reward_H[order_H], start_S) / count_S
+        weights, totals = np.bincount(task_S, weight_S), np.bincount(task_S, total_S)
+        names = history.tasks.take(order_H[new_task_H]).identities
+        fresh.sums_ = {n: (float(w), float(t)) for n, w, t in zip(names, weights, totals, strict=True)}
+        fresh.total_ = (float(len(history)), float(reward_H.sum()))
+        return fresh
+
+    def _weight_of_several(self, n_S: IntArray) -> FloatArray:
+        """``1 + d + ... + d^(n - 1)``: what n rollouts of one task in a batch weigh together."""
+        if self.discount == 1:
+            return n_S.astype(np.float64)
+        return (1 - self.discount ** n_S.astype(np.float64)) / (1 - self.discount)
+
     def observe(self, batch: Batch) -> None:
         """Count the batch's rewards for their tasks; several of one task count alike, whatever order they are in."""
-        self._count(batch.tasks.identities, batch.rewards_B)
-
-    def _count(self, names: Sequence[str], rewards_B: FloatArray) -> None:
         groups: dict[str, list[float]] = {}
-        for name, reward in zip(names, rewards_B, strict=True):
+        for name, reward in zip(batch.tasks.identities, batch.rewards_B, strict=True):
             groups.setdefault(name, []).append(float(reward))
         for key, rewards in groups.items():
             weight, total = self.sums_.get(key, (0.0, 0.0))
             fade = self.discount ** len(rewards)
-            new = sum(self.discount**k for k in range(len(rewards)))
+            new = float(self._weight_of_several(np.array(len(rewards))))
             self.sums_[key] = (fade * weight + new, fade * total + new * (sum(sorted(rewards)) / len(rewards)))
-        self.total_ = (self.total_[0] + len(rewards_B), self.total_[1] + float(rewards_B.sum()))
+        self.total_ = (self.total_[0] + len(batch), self.total_[1] + float(batch.rewards_B.sum()))
 
     def own_state(self) -> dict[str, Any]:
         """The sums per task, which are all that it keeps of its history."""

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from rollonce.boards import BoardSettings, check_settings, make_board
-from rollonce.commands.terminal import Bars
+from rollonce.commands.terminal import Bars, remark
 from rollonce.errors import InputError
-from rollonce.reports.table import ahead_so_far, board_so_far
+from rollonce.reports.table import ahead_so_far, board_so_far, row_in_words
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score, check_scorable
 
@@ -57,7 +57,7 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
     """
     for table in tables:
         check_settings(table, settings)
-    jobs = min(jobs or _cores(), len(tables))
+    jobs = min(jobs or _usable_cores(), len(tables))
     watching = _Watching(bars)
     if jobs == 1:
         return [make_board(table, settings, partial(watching.tell, table.name)) for table in tables]
@@ -65,7 +65,8 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
 
 
 class _Watching:
-    """Progress of several boards, and the rows of the one that moved last."""
+    """Progress of several boards: in a terminal the rows of the one that moved last, above the bars; elsewhere a line
+    for each row as it comes."""
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
@@ -74,13 +75,19 @@ class _Watching:
     def tell(self, name: str, what: str | Score, done: int, total: int) -> None:
         """A row has begun (its label), or is there (its score)."""
         scores = self.scores.setdefault(name, [])
+        if not self.bars.console.is_terminal:
+            if isinstance(what, Score):
+                remark(f"{name}: {done} of {total}, {row_in_words(what)}")
+            else:
+                self.bars.tell(name, what, done, total)
+            return
         if isinstance(what, Score):
             scores.append(what)
             self.bars.show(board_so_far(self.bars.console, name, scores))
         self.bars.tell(name, ahead_so_far(scores) or str(what), done, total)
 
 
-def _cores() -> int:
+def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -89,17 +96,17 @@ def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int
     messages = context.Queue()
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by the children when they load numpy
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(messages,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_child, initargs=(messages,))
     try:
         # Largest first, so that the last one to finish is a small one.
         order = sorted(range(len(tables)), key=lambda i: -tables[i].n_tasks)
-        futures: dict[int, Future[Board]] = {i: pool.submit(_work, tables[i], settings) for i in order}
+        futures: dict[int, Future[Board]] = {i: pool.submit(_score_in_child, tables[i], settings) for i in order}
         left = set(futures.values())
         while left:
             done, left = wait(left, timeout=0.2, return_when="FIRST_EXCEPTION")
             for future in done:
                 future.result()
-            _pass_on(messages, watching)
+            _pass_messages_on(messages, watching)
         return [futures[i].result() for i in range(len(tables))]
     except BrokenProcessPool:
         raise InputError(
@@ -118,7 +125,7 @@ def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int
                 os.environ[name] = value
 
 
-def _pass_on(messages: Any, watching: _Watching) -> None:
+def _pass_messages_on(messages: Any, watching: _Watching) -> None:
     while True:
         try:
             watching.tell(*messages.get_nowait())
@@ -126,13 +133,13 @@ def _pass_on(messages: Any, watching: _Watching) -> None:
             return
 
 
-def _start(messages: Any) -> None:
+def _prepare_child(messages: Any) -> None:
     global _messages
     _messages = messages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
 
 
-def _work(table: Rollouts, settings: BoardSettings) -> Board:
+def _score_in_child(table: Rollouts, settings: BoardSettings) -> Board:
     def tell(what: str | Score, done: int, total: int) -> None:
         _messages.put((table.name, what, done, total))
 

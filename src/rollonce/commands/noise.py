@@ -124,26 +124,26 @@ def run(args: Args) -> int:
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
     from rollonce.testing.given import load_given
 
-    _check(args)
+    _check_options(args)
     check_writable(args.report, args.save)
     from rollonce.noise.session import measure_policy
     from rollonce.scoring.exponent import exponent_document
 
     given = [load_given(what) for what in args.baseline]
-    settings = _settings(args)
+    settings = _checked_settings(args)
     with Bars() as bars:
-        tasks = _tasks(args)
+        tasks = _tasks_asked_for(args)
         given = [baseline.fit(tasks.as_tasks()) for baseline in given]
-        policy = _policy(args, args.policy)
+        policy = _policy_asked_for(args, args.policy)
         measured = measure_policy(policy, tasks, settings, baselines=given, tell=bars.tell)
         if any(baseline.keeps_fit for baseline in given):
-            notes = [_seen(args), *measured.noise.notes]
+            notes = [_seen_so_far(args), *measured.noise.notes]
             measured = measured._replace(noise=measured.noise._replace(notes=notes))
         lagged = lag = None
         if args.lagged is not None:
             from rollonce.noise.moments import lag_effect
 
-            sampler = _policy(args, args.lagged, sampler=True)
+            sampler = _policy_asked_for(args, args.lagged, sampler=True)
             lagged = measure_policy(
                 policy,
                 tasks,
@@ -186,7 +186,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def _check(args: Args) -> None:
+def _check_options(args: Args) -> None:
     from rollonce.collecting.settings import check_source
 
     check_source(args.tasks, args.grader, args.columns)
@@ -205,7 +205,7 @@ def _check(args: Args) -> None:
     for name, bound in {**least, "seed": 0}.items():
         if getattr(args, name) < bound:
             raise InputError(f"--{name.replace('_', '-')} must be at least {bound}, not {getattr(args, name)}")
-    if _split(args) not in SPLITS:
+    if _split_of_tasks(args) not in SPLITS:
         raise InputError(f"--split must be one of {', '.join(SPLITS)}, not {args.split!r}")
     if args.n_tasks < 3 * args.batch_size:
         raise InputError(
@@ -232,7 +232,7 @@ def _check(args: Args) -> None:
         )
 
 
-def _settings(args: Args) -> MeasurementSettings:
+def _checked_settings(args: Args) -> MeasurementSettings:
     from rollonce.noise.optimizers import OptimizerSettings
     from rollonce.noise.session import MeasurementSettings
     from rollonce.training.config import TrainConfig
@@ -261,19 +261,19 @@ def _settings(args: Args) -> MeasurementSettings:
 
 def _plain_settings(args: Args) -> dict[str, Any]:
     return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__} | {
-        "split": _split(args)
+        "split": _split_of_tasks(args)
     }
 
 
-def _split(args: Args) -> str:
+def _split_of_tasks(args: Args) -> str:
     # `collect` draws from the hold-out by the same seed, so that there a baseline tuned on its rollouts would meet its
     # own tasks again.
     return split_named(args.split) if args.split else "test" if args.baseline else "holdout"
 
 
-def _seen(args: Args) -> str:
+def _seen_so_far(args: Args) -> str:
     """What is known of the tasks that a saved baseline was tuned on."""
-    split = _split(args)
+    split = _split_of_tasks(args)
     if split == "test":
         return (
             "Tasks are of the split test: a saved baseline tuned on hold-out tasks, which `rollonce collect` draws "
@@ -287,10 +287,10 @@ def _seen(args: Args) -> str:
     )
 
 
-def _tasks(args: Args) -> TaskSet:
+def _tasks_asked_for(args: Args) -> TaskSet:
     from rollonce.tasks import TaskRequest, choose, load_tasks, source_of
 
-    split = _split(args)
+    split = _split_of_tasks(args)
     numbers = source_of(args.tasks)[0].numbers_for(split, args.n_tasks)
     request = TaskRequest(seed=args.seed, grader=args.grader, columns=args.columns, **numbers)
     chosen = getattr(load_tasks(args.tasks, request), split)
@@ -301,7 +301,7 @@ def _tasks(args: Args) -> TaskSet:
     return choose(chosen, args.n_tasks, args.seed) if len(chosen) > args.n_tasks else chosen
 
 
-def _policy(args: Args, source: str, sampler: bool = False) -> TransformersPolicy:
+def _policy_asked_for(args: Args, source: str, sampler: bool = False) -> TransformersPolicy:
     from rollonce.policies import LoraSettings, TransformersPolicy, load_embedded
 
     options: dict[str, Any] = {"device": args.device, "bf16": args.bf16, "sample_rows": args.sample_rows}

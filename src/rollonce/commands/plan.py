@@ -12,9 +12,11 @@ from rollonce.commands.terminal import out, print_json
 from rollonce.errors import InputError
 from rollonce.reports.decision import decide_on_plan, print_decision
 from rollonce.reports.plan import print_plan, print_power
+from rollonce.scoring.exponent import read_exponent
 from rollonce.testing.given import load_given
 from rollonce.tuning.planning import Plan, difficulty, plan_from_moments, plan_from_rollouts
 from rollonce.tuning.power import power_table
+from rollonce.tuning.step_objective import ObjectiveName
 
 HELP = """\
 Before any GPU time is spent. From rollouts, or from moments you know: what one
@@ -51,6 +53,12 @@ class Args:
     """B_eff of your baseline over that of the in-batch LOO mean (rollonce score or tune). Default 1."""
     baseline: Annotated[str | None, arg(metavar="BASELINE", help_behavior_hint="")] = None
     """A saved baseline, or your own code as module:name, scored on the rollouts."""
+    objective: Annotated[ObjectiveName, arg(metavar="b_eff|step")] = "b_eff"
+    """What that baseline is worth: its effective batch size, or the batch with which LOO makes the progress that
+    is predicted of its training step from log-probabilities."""
+    exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """For --objective step: how squared gradient norms grow with the surprisal, as `rollonce noise --save` wrote it, or
+    a number."""
     rho: Annotated[float | None, _Optional] = None
     """How much tasks' gradients differ against one rollout's noise, as `rollonce noise` measures it. Default: 0, which
     favours groups most."""
@@ -81,9 +89,11 @@ def run(args: Args) -> int:
         InputError: for numbers that make no sense or contradict each other.
     """
     if args.power:
-        return _run_power(args)
+        return _print_power_of_rules(args)
     if args.n is not None or args.true_difference is not None:
         raise InputError("--n and --true-difference belong to --power")
+    if not args.baseline and (args.objective != "b_eff" or args.exponent is not None):
+        raise InputError("--objective and --exponent are for a baseline's step; give --baseline FILE")
     made = _from_rollouts(args) if args.files else _from_moments(args)
     decision = decide_on_plan(made, " ".join(args.files) or "FILE", rho_known=args.rho is not None)
     if args.json:
@@ -94,7 +104,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def _run_power(args: Args) -> int:
+def _print_power_of_rules(args: Args) -> int:
     if args.n is None:
         raise InputError("--power needs --n, the number of items that both policies are graded on")
     rules = power_table(
@@ -137,4 +147,6 @@ def _from_rollouts(args: Args) -> Plan:
         baseline=load_given(args.baseline).fit(rollouts.tasks) if args.baseline else None,
         ratio=args.b_eff_ratio,
         rho=args.rho or 0.0,
+        objective=args.objective,
+        exponent=read_exponent(args.exponent) if args.exponent is not None else None,
     )

@@ -114,7 +114,7 @@ def run(args: Args) -> int:
     from rollonce.reports.files import boards_json, write_csv, write_markdown, write_tasks_csv
     from rollonce.reports.table import print_board
 
-    settings = _settings(args)
+    settings = _checked_settings(args)
     saving = args.save_best or (args.out if args.save else None)
     report = args.report or (_temporary_page() if args.open else None)
     check_writable(args.csv, args.markdown, report, args.tasks, saving)
@@ -126,7 +126,7 @@ def run(args: Args) -> int:
             f"a baseline is saved from one set, and these are {len(sources)}; name one, or give --together"
         )
     command = command_line("score")
-    with Bars() as bars:
+    with Bars(delay=0.3) as bars:
         everything = [read(source, args.reader, bars) for source in sources]
         if args.tasks:
             write_tasks_csv(args.tasks, everything)
@@ -168,7 +168,7 @@ def _temporary_page() -> str:
     return path
 
 
-def _settings(args: Args) -> BoardSettings:
+def _checked_settings(args: Args) -> BoardSettings:
     for name, least in (("batch_size", 2), ("window", 0), ("batches", 1), ("resamples", 0), ("seed", 0)):
         if getattr(args, name) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")

@@ -12,6 +12,8 @@ from rollonce.commands.terminal import Bars, command_line, out, print_json, rema
 from rollonce.errors import InputError
 from rollonce.files import check_writable, write_whole_file
 from rollonce.reports.transfer import print_transfer, transfer_svg
+from rollonce.scoring.exponent import read_exponent
+from rollonce.tuning.step_objective import ObjectiveName
 from rollonce.tuning.transfer import transfer
 
 HELP = """\
@@ -43,6 +45,11 @@ class Args:
     """Common batches behind a candidate's value."""
     resamples: Annotated[int, arg(metavar="N")] = 60
     """Resamples of the tasks behind each interval."""
+    objective: Annotated[ObjectiveName, arg(metavar="b_eff|step")] = "b_eff"
+    """What is compared: effective batch sizes, or the progress of a training step, predicted from log-probabilities."""
+    exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """For --objective step: how squared gradient norms grow with the surprisal, as `rollonce noise --save` wrote it, or
+    a number."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Of candidates, folds and batches."""
     figure: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
@@ -63,6 +70,7 @@ def run(args: Args) -> int:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
     if args.figure and not args.figure.lower().endswith(".svg"):
         raise InputError("--figure is drawn as SVG; give it a name that ends in .svg", file=args.figure)
+    exponent = read_exponent(args.exponent) if args.exponent is not None else None
     check_writable(args.figure)
     sources = find_sources(args.files, args.reader, all_datasets=args.all_datasets)
     with Bars() as bars:
@@ -72,6 +80,8 @@ def run(args: Args) -> int:
             batch_size=args.batch_size,
             n_batches=args.batches,
             resamples=args.resamples,
+            objective=args.objective,
+            exponent=exponent,
             seed=args.seed,
             progress=lambda what, done, total: bars.tell("transfer", what, done, total),
         )

@@ -15,10 +15,12 @@ from rollonce.errors import InputError
 from rollonce.files import check_writable
 from rollonce.reports.decision import decide_on_tuning, print_decision
 from rollonce.reports.tune import print_tuning
+from rollonce.scoring.exponent import read_exponent
 from rollonce.testing.given import load_given
 from rollonce.tuning.parts import window_that_tasks_allow
 from rollonce.tuning.provenance import provenance
 from rollonce.tuning.search import SAMPLERS, Budget
+from rollonce.tuning.step_objective import ObjectiveName
 from rollonce.tuning.tune import tune
 
 HELP = """\
@@ -62,6 +64,12 @@ class Args:
     most."""
     start: Annotated[str | None, arg(metavar="BASELINE", help_behavior_hint="")] = None
     """Begin here as well, and search around its settings: a saved baseline, or your own code as module:name."""
+    objective: Annotated[ObjectiveName, arg(metavar="b_eff|step")] = "b_eff"
+    """What is climbed: the effective batch size, or the progress of a training step, predicted from
+    log-probabilities."""
+    exponent: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """For --objective step: how squared gradient norms grow with the surprisal, as `rollonce noise --save` wrote it, or
+    a number."""
     sampler: Annotated[str, arg(metavar="NAME")] = "tpe"
     """tpe, cmaes (TPE for the structure, CMA-ES for its numbers) or hillclimb."""
     storage: Annotated[str | None, arg(metavar="FILE|URL", help_behavior_hint="")] = None
@@ -96,6 +104,7 @@ def run(args: Args) -> int:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, not {args.sampler!r}")
     if args.ray is not None and len(args.ray) > 1:
         raise InputError(f"--ray takes one address, not {len(args.ray)}: {' '.join(args.ray)}")
+    exponent = read_exponent(args.exponent) if args.exponent is not None else None
     check_writable(args.out)
     start = None if args.start is None else load_given(args.start)
     sources = find_sources(args.files, args.reader, together=True)
@@ -114,6 +123,8 @@ def run(args: Args) -> int:
             "seed": args.seed,
             "storage": args.storage,
             "embedding": args.embedding,
+            "objective": args.objective,
+            "exponent": exponent,
             "n_batches": args.batches,
             "resamples": args.resamples,
             "start": start,
@@ -124,7 +135,7 @@ def run(args: Args) -> int:
 
             address = args.ray[0] if args.ray else None
             complaints = stack.enter_context(helpers_on_ray(address, rollouts, settings))
-        result = tune(rollouts, **settings, progress=_progress(bars, budget))
+        result = tune(rollouts, **settings, progress=_teller_of_trials(bars, budget))
         stack.close()
         for complaint in dict.fromkeys(complaints):
             remark(f"no help: {complaint}")
@@ -139,7 +150,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def _progress(bars: Bars, budget: Budget) -> Any:
+def _teller_of_trials(bars: Bars, budget: Budget) -> Any:
     by_time = budget.trials == float("inf")
 
     def tell(search: str, trials: int, seconds: float, best: float) -> None:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
@@ -18,8 +18,9 @@ from rollonce.files import plain_json
 
 if TYPE_CHECKING:
     from rollonce.baselines import Baseline, Batch
+    from rollonce.readers.follow import Rows
     from rollonce.rollouts import Tasks
-    from rollonce.scoring import Watcher, WatchScore
+    from rollonce.scoring import WatchScore
 
 HELP = """\
 Which baseline would have served this training run better? Replays its log step
@@ -80,10 +81,10 @@ def run(args: Args) -> int:
         raise InputError("--window and --idle must be at least 0, --poll above 0")
     if not args.log:
         raise InputError("no LOG given; name a file, a directory or a glob")
-    return _follow(args) if args.follow else _replay(args)
+    return _follow_growing_log(args) if args.follow else _replay_whole_log(args)
 
 
-def _replay(args: Args) -> int:
+def _replay_whole_log(args: Args) -> int:
     from rollonce.reports.decision import decide_on_log, print_decision
     from rollonce.reports.watch import step_line, watch_view
     from rollonce.scoring import Watcher, steps_of
@@ -93,8 +94,8 @@ def _replay(args: Args) -> int:
         raise InputError("watch reads one log at a time; name one")
     with Bars() as bars:
         table = read(source[0], args.reader, bars)
-        baselines, unfitted = _baselines(args, table.tasks)
-        watcher = Watcher(baselines, _exponent(args))
+        baselines, unfitted = _fitted_baselines(args, table.tasks)
+        watcher = Watcher(baselines, _exponent_asked_for(args))
         steps = list(steps_of(table, args.batch_size))
         shown = -math.inf
         for i, step in enumerate(steps, 1):
@@ -105,8 +106,8 @@ def _replay(args: Args) -> int:
                 bars.show(watch_view(bars.console, table.name, scores[:_SHOWN_SO_FAR]))
     scores = watcher.scores()
     if not scores:
-        raise InputError(_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
-    notes = [*_left_out(args, table.n_rollouts, steps, scores), *unfitted]
+        raise InputError(_sentence_on_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
+    notes = [*_sentences_on_left_out(args, table.n_rollouts, steps, scores), *unfitted]
     if table.skipped:
         notes.append(f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}")
     decision = decide_on_log(scores, " ".join(args.log))
@@ -129,13 +130,13 @@ def _replay(args: Args) -> int:
     return 0
 
 
-def _exponent(args: Args) -> float | None:
+def _exponent_asked_for(args: Args) -> float | None:
     from rollonce.scoring.exponent import read_exponent
 
     return read_exponent(args.exponent) if args.exponent is not None else None
 
 
-def _left_out(args: Args, n_rows: int, steps: Sequence[Batch], scores: Sequence[WatchScore]) -> list[str]:
+def _sentences_on_left_out(args: Args, n_rows: int, steps: Sequence[Batch], scores: Sequence[WatchScore]) -> list[str]:
     """What the ranking does not rest on, in sentences."""
     notes = []
     in_steps = sum(map(len, steps))
@@ -154,14 +155,14 @@ def _left_out(args: Args, n_rows: int, steps: Sequence[Batch], scores: Sequence[
     return notes
 
 
-def _no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
+def _sentence_on_no_steps(n_rows: int, n_tasks: int, batch_size: int | None) -> str:
     if n_tasks == 1:
         return f"all {n_rows} rollouts are of one task: there is no other task to compare with"
     size = batch_size or 32
     return f"{n_rows} rollouts make no whole step of {size} rows with two tasks in it; pass a smaller --batch-size"
 
 
-def _baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
+def _fitted_baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
     """What can run along at one rollout per task, fitted on these prompts, and a sentence for each that cannot be
     fitted on them."""
     from rollonce.baselines import BoostedTrees
@@ -184,62 +185,22 @@ def _baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[str]]:
     return [*fitted, *(load_given(path).fit(tasks) for path in args.baseline)], left_out
 
 
-# Following a growing log
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class _Growing:
-    """Steps so far. The vocabulary is that of the prompts seen, so whenever these double everything is fitted and
-    scored anew."""
-
-    def __init__(self, args: Args) -> None:
-        self.args = args
-        self.steps: list[Batch] = []
-        self.watcher: Watcher | None = None
-        self.prompts: dict[str, int] = {}
-        self.fitted_on = 0
-
-    def add(self, step: Batch) -> None:
-        from rollonce.rollouts import Tasks
-        from rollonce.scoring import Watcher
-
-        self.steps.append(step)
-        for prompt in step.tasks.prompts:
-            self.prompts.setdefault(prompt, len(self.prompts))
-        if self.watcher is not None and len(self.prompts) < 2 * self.fitted_on:
-            self.watcher.step(step)
-            return
-        self.fitted_on = len(self.prompts)
-        where: dict[str, tuple[Batch, int]] = {}
-        for batch in self.steps:
-            for i, prompt in enumerate(batch.tasks.prompts):
-                where.setdefault(prompt, (batch, i))
-        columns = {
-            name: [batch.tasks.column(name)[i] for batch, i in where.values()] for name in step.tasks.column_names
-        }
-        self.watcher = Watcher(_baselines(self.args, Tasks(list(where), None, columns))[0], _exponent(self.args))
-        for old in self.steps:
-            self.watcher.step(old)
-
-    def scores(self) -> list[WatchScore]:
-        return self.watcher.scores() if self.watcher is not None else []
-
-
-def _follow(args: Args) -> int:
+def _follow_growing_log(args: Args) -> int:
     from rich.live import Live
 
     from rollonce.reports.decision import decide_on_log, print_decision
     from rollonce.reports.watch import step_line, watch_view
+    from rollonce.scoring import GrowingWatcher, steps_as_they_come
 
     console = out()
-    growing = _Growing(args)
+    growing = GrowingWatcher(lambda tasks: _fitted_baselines(args, tasks)[0], _exponent_asked_for(args))
     live: Live | None = None
     if console.is_terminal and not args.json:
         live = Live(console=console, refresh_per_second=2)
         live.start()
     try:
-        for step in _steps_of_stream(args):
-            growing.add(step)
+        for step in steps_as_they_come(_rows_as_they_come(args), args.batch_size):
+            growing.step(step)
             scores = growing.scores()
             if not scores:
                 continue
@@ -254,7 +215,7 @@ def _follow(args: Args) -> int:
             live.stop()
     if not growing.scores():
         raise InputError(
-            _no_steps(sum(map(len, growing.steps)), len(growing.prompts), args.batch_size), file=args.log[0]
+            _sentence_on_no_steps(sum(map(len, growing.steps)), growing.n_prompts, args.batch_size), file=args.log[0]
         )
     if live is None and not args.json:
         console.print(watch_view(console, args.log[0], growing.scores()))
@@ -263,13 +224,9 @@ def _follow(args: Args) -> int:
     return 0
 
 
-def _steps_of_stream(args: Args) -> Iterator[Batch]:
-    """Steps of a growing log: a step is complete when the next one begins, or the stream ends."""
-    import numpy as np
-
-    from rollonce.baselines import Batch
+def _rows_as_they_come(args: Args) -> Iterator[Rows]:
+    """Rows of a growing log as they come; it ends after --idle seconds without any."""
     from rollonce.readers import follow
-    from rollonce.rollouts import Tasks
 
     log, *others = args.log
     if others:
@@ -284,33 +241,6 @@ def _steps_of_stream(args: Args) -> Iterator[Batch]:
             told = True
         return args.idle is not None and time.monotonic() - last > args.idle
 
-    waiting: list[Any] = []  # (step, prompt, id, reward, log-probability, columns ...)
-    names: list[str] = []
-
-    def batch(rows: Sequence[Any]) -> Batch:
-        columns = {name: [r[5 + k] for r in rows] for k, name in enumerate(names)}
-        return Batch(
-            Tasks([r[1] for r in rows], [r[2] for r in rows], columns),
-            np.array([r[3] for r in rows], dtype=np.float64),
-            log_probs_B=np.array([r[4] for r in rows], dtype=np.float64),
-        )
-
     for rows in follow(log, poll=args.poll, stop=stop, **args.reader.keywords()):
         last = time.monotonic()
-        names = list(rows.columns)
-        steps = [None] * len(rows.prompts) if rows.steps_B is None else rows.steps_B.tolist()
-        fields = (steps, rows.prompts, rows.task_ids, rows.rewards_B.tolist(), rows.log_probs_B.tolist())
-        waiting += zip(*fields, *rows.columns.values(), strict=True)
-        own_steps = waiting[0][0] is not None and args.batch_size is None
-        size = args.batch_size or 32
-        while waiting:
-            if own_steps:
-                end = next((i for i, row in enumerate(waiting) if row[0] != waiting[0][0]), None)
-            else:
-                end = size if len(waiting) >= size else None
-            if end is None:
-                break
-            yield batch(waiting[:end])
-            waiting = waiting[end:]
-    if waiting and waiting[0][0] is not None and args.batch_size is None:
-        yield batch(waiting)
+        yield rows

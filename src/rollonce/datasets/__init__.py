@@ -1,5 +1,5 @@
 """Small public calibration sets, shipped with the package so that examples run anywhere (README.md here says where they
-come from): eight without log-probabilities, and one with them.
+come from): eight without log-probabilities, and two with them.
 
 >>> from rollonce import datasets
 >>> table = datasets.load("game24_gpt4_cot")
@@ -46,7 +46,7 @@ class Dataset(NamedTuple):
     has_log_probs: bool = False
 
 
-def _set(
+def _described_set(
     name: str, policy: str, reward: str, source: str, licence: str, file: str, family: str | None = None
 ) -> Dataset:
     return Dataset(name, policy, reward, source, licence, _HERE / "licences" / file, family)
@@ -54,7 +54,7 @@ def _set(
 
 def _with_log_probs(name: str, policy: str) -> Dataset:
     made = "rollouts made for this project by rollonce collect; tasks from open-thought/reasoning-gym"
-    return _set(name, policy, "0/1", made, *_RG)._replace(has_log_probs=True)
+    return _described_set(name, policy, "0/1", made, *_RG)._replace(has_log_probs=True)
 
 
 _TOT = ("MIT, Copyright (c) 2023 Shunyu Yao", "tree-of-thought-llm.MIT.txt")
@@ -62,7 +62,7 @@ _RG = ("Apache-2.0, Open-Thought community", "reasoning-gym.Apache-2.0.txt")
 _SETS = {
     s.name: s
     for s in (
-        _set(
+        _described_set(
             "taubench_airline_gpt4o",
             "gpt-4o tool-calling agent (the prompt is the hidden user instruction)",
             "0/1",
@@ -70,21 +70,21 @@ _SETS = {
             "MIT, Copyright (c) 2024 Sierra",
             "tau-bench.MIT.txt",
         ),
-        _set(
+        _described_set(
             "game24_gpt4_cot",
             "GPT-4, chain of thought, T=0.7",
             "0/1",
             "princeton-nlp/tree-of-thought-llm @ab400345c5ea, logs/game24",
             *_TOT,
         ),
-        _set(
+        _described_set(
             "creative_writing_gpt4_judge",
             "GPT-4, chain of thought, T=1.0",
             "judge score / 10",
             "princeton-nlp/tree-of-thought-llm @ab400345c5ea, logs/text",
             *_TOT,
         ),
-        _set(
+        _described_set(
             "cruxeval_input_codellama7b_t02",
             "CodeLlama-7B, T=0.2",
             "0/1",
@@ -92,14 +92,14 @@ _SETS = {
             "MIT, Copyright (c) 2023 Meta",
             "cruxeval.MIT.txt",
         ),
-        _set(
+        _described_set(
             "amc_aime_llama3b_rg400",
             "a 3B instruct model after 400 RL steps, T=0.6",
             "0/1",
             "open-thought/reasoning-gym-eval @5f09fecc342a, math-evals/llama-3b-instruct/step_400",
             *_RG,
         ),
-        _set(
+        _described_set(
             "rg_easy_gemma3_27b_G3",
             "gemma-3-27b-it, zero-shot",
             "in [0, 1], mostly 0/1",
@@ -107,7 +107,7 @@ _SETS = {
             *_RG,
             r"^[^/]+/[^/]+",
         ),
-        _set(
+        _described_set(
             "gsm8k_qwen25coder_1.5b",
             "Qwen2.5-Coder-1.5B-Instruct (4-bit weights), 2-shot, T=1.0, at most 300 tokens",
             "0/1, exact number",
@@ -115,7 +115,7 @@ _SETS = {
             "MIT, Copyright (c) 2021 OpenAI",
             "grade-school-math.MIT.txt",
         ),
-        _set(
+        _described_set(
             "rg_smollm2_135m",
             "SmolLM2-135M-Instruct, 4-shot, T=1.0, at most 24 tokens",
             "0/1",
@@ -124,6 +124,7 @@ _SETS = {
             r"^rg-(.+)-s\d+-\d+$",
         ),
         _with_log_probs("logprob_embedded", "the embedded policy of rollonce, T=1.0, at most 96 tokens"),
+        _with_log_probs("logprob_smollm2_short", "SmolLM2-135M-Instruct, 4-shot, T=1.0, at most 24 tokens"),
     )
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollonce.experiments.engine import ExperimentTasks
 from rollonce.experiments.spec import Spec
-from rollonce.rollouts import normalise_prompt
+from rollonce.prompts import normalise_prompt
 from rollonce.tasks import Task, grade
 
 
@@ -18,7 +18,7 @@ def audit_tasks(
 ) -> dict[str, Any]:
     """Counts, hashes, overlaps, lengths and label errors; ``passed`` and ``problems`` say whether the limits hold.
 
-    Overlap is counted after `rollonce.rollouts.normalise_prompt`. A label error is a known right solution that the
+    Overlap is counted after `rollonce.prompts.normalise_prompt`. A label error is a known right solution that the
     grader does not accept. The sets must have the registered sizes, and every prompt must leave room for the response
     within ``max_seq_len``.
     """

@@ -12,7 +12,8 @@ import numpy as np
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature, as_tasks
-from rollonce.rollouts import FloatArray, Tasks, check_column_name
+from rollonce.prompts import check_column_name
+from rollonce.rollouts import FloatArray, Tasks
 
 
 @register

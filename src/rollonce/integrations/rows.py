@@ -24,14 +24,15 @@ from rollonce.component import Component
 from rollonce.errors import InputError
 from rollonce.features.column import CategoryColumn, NumberColumn
 from rollonce.kernels.base import BoolArray
-from rollonce.rollouts import FloatArray, IntArray, normalise_prompt, render_messages
+from rollonce.prompts import normalise_prompt, render_messages
+from rollonce.rollouts import FloatArray, IntArray
 
 Prompt = str | Sequence[Mapping[str, Any]]
 RolloutReward = Literal["same", "first", "last", "sum"]
 
 
 def prompt_text(prompt: Any) -> str:
-    """A prompt as text: a string as it is, chat messages as `rollonce.rollouts.render_messages` writes them.
+    """A prompt as text: a string as it is, chat messages as `rollonce.prompts.render_messages` writes them.
 
     Raises:
         InputError: for anything else, a tensor of tokens above all: decode it first.

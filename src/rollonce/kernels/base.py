@@ -118,10 +118,12 @@ def similarity(
 ) -> FloatArray:
     """Inner products (or squared Euclidean distances) of a feature's rows, (K, B, M).
 
-    With up to `FULL_MATRIX_UP_TO` tasks and more than one block the whole table is computed once and cached; otherwise
-    each block is computed on its own, so memory never grows with N squared.
+    With up to `FULL_MATRIX_UP_TO` tasks the whole table is computed once and cached, where one block asks for all of it
+    or many blocks for much of it; otherwise each block is computed on its own, so memory never grows with N squared.
     """
     n_blocks, n_rows = rows_KB.shape
+    if len(tasks) <= FULL_MATRIX_UP_TO and _is_all_in_order(tasks, rows_KB) and _is_all_in_order(tasks, columns_KM):
+        return _table_of_view(feature, tasks, squared_distance).copy()[None]
     if len(tasks) <= FULL_MATRIX_UP_TO and _worth_a_table(feature, tasks, n_blocks, n_rows * columns_KM.shape[1]):
         table = full_table(feature, tasks, squared_distance=squared_distance)
         return look_up_pairs(table, rows_KB, columns_KM)
@@ -130,7 +132,7 @@ def similarity(
     def block(k: int) -> FloatArray:
         left, right = matrix[rows_KB[k]], matrix[columns_KM[k]]
         if not squared_distance:
-            return _inner(left, right)
+            return _inner_products(left, right)
         inner = similarity(feature, tasks, rows_KB, columns_KM)[0] if _ONE_BLOCK in tasks.root._cache else None
         return _squared_distance(left, right, inner)
 
@@ -180,15 +182,38 @@ def _worth_a_table(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block:
     return asked > len(tasks.root) ** 2 // 4
 
 
+def _is_all_in_order(tasks: Tasks, places_KM: IntArray) -> bool:
+    """Whether this is one block of all tasks in their order."""
+    return places_KM.shape == (1, len(tasks)) and bool((places_KM[0] == np.arange(len(tasks))).all())
+
+
+def _table_of_view(feature: Feature, tasks: Tasks, squared_distance: bool) -> FloatArray:
+    """The table of these tasks alone, kept as long as they are: several kernels of one feature ask for it in turn."""
+    key = _name_of_table(feature, squared_distance)
+    if tasks.index_N is None or key in tasks.root._cache:
+        return full_table(feature, tasks, squared_distance=squared_distance)
+    if key not in tasks._cache:
+        inner_key = _name_of_table(feature, False)
+        matrix = feature.transform(tasks)
+        if inner_key not in tasks._cache:
+            tasks._cache[inner_key] = _inner_products(matrix, matrix)
+        if squared_distance:
+            tasks._cache[key] = _squared_distance(matrix, matrix, tasks._cache[inner_key])
+    return tasks._cache[key]
+
+
+def _name_of_table(feature: Feature, squared_distance: bool) -> tuple[str, str, bool]:
+    return "table", feature.key, squared_distance
+
+
 def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False) -> FloatArray:
     """The whole N x N table of inner products or squared distances, cached with the tasks."""
-    key = ("table", feature.key, squared_distance)
-    root = tasks.root
+    key, root = _name_of_table(feature, squared_distance), tasks.root
 
     def compute(all_tasks: Tasks) -> FloatArray:
         matrix = feature.transform(all_tasks)
         if not squared_distance:
-            return _inner(matrix, matrix)
+            return _inner_products(matrix, matrix)
         # Kernels of one feature often want both tables, and the products take most of the time.
         return _squared_distance(
             matrix, matrix, full_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None
@@ -200,7 +225,7 @@ def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False
     return table if tasks.index_N is None else table[np.ix_(tasks.index_N, tasks.index_N)]
 
 
-def _inner(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
+def _inner_products(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
     if isinstance(left, SparseRows):
         assert isinstance(right, SparseRows)
         return left.dot_transposed(right)
@@ -215,7 +240,7 @@ def _squared_distance(
         return (left - right.T) ** 2  # exact, where the expanded form would lose digits
     squares = [_row_squares(m) for m in (left, right)]
     return np.maximum(
-        squares[0][:, None] + squares[1][None, :] - 2 * (_inner(left, right) if inner is None else inner), 0.0
+        squares[0][:, None] + squares[1][None, :] - 2 * (_inner_products(left, right) if inner is None else inner), 0.0
     )
 
 

@@ -14,12 +14,12 @@ from rollonce.kernels.base import BoolArray, Kernel, normalise
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
-def _check(kernels: Sequence[Kernel], what: str) -> None:
+def _check_kernels(kernels: Sequence[Kernel], what: str) -> None:
     if not kernels or not all(isinstance(k, Kernel) for k in kernels):
         raise InputError(f"a {what} needs at least one kernel")
 
 
-def _sum_of(kernel: Product | Mixture) -> str:
+def _described_parts(kernel: Product | Mixture) -> str:
     return f"{kernel.type}({' + '.join(k.describe() for k in kernel.kernels)})"
 
 
@@ -32,11 +32,11 @@ class Product(Kernel):
     kernels: Sequence[Kernel] = ()
 
     def __post_init__(self) -> None:
-        _check(self.kernels, "product")
+        _check_kernels(self.kernels, "product")
         self.pairwise = all(k.pairwise for k in self.kernels)  # type: ignore[misc]
 
     def describe(self) -> str:
-        return _sum_of(self)
+        return _described_parts(self)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         total = self.kernels[0].log_weights(tasks, rows_KB, columns_KM, visible_KBM)
@@ -68,7 +68,7 @@ class Mixture(Kernel):
     shares: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        _check(self.kernels, "mixture")
+        _check_kernels(self.kernels, "mixture")
         if len(self.shares) != len(self.kernels) or min(self.shares) < 0 or sum(self.shares) <= 0:
             raise InputError(
                 f"a mixture of {len(self.kernels)} kernels needs as many shares >= 0, not all zero; got "
@@ -76,7 +76,7 @@ class Mixture(Kernel):
             )
 
     def describe(self) -> str:
-        return _sum_of(self)
+        return _described_parts(self)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         total = np.zeros((*rows_KB.shape, columns_KM.shape[1]))

@@ -43,13 +43,13 @@ class Exponential(Kernel):
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         if self.metric == "cityblock":
-            d = self._cityblock(tasks, rows_KB, columns_KM)
+            d = self._cityblock_distances(tasks, rows_KB, columns_KM)
         else:
             d2 = similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
             d = np.sqrt(np.where(d2 < 1e-10, 0.0, d2))  # the root would blow up rounding between equal rows
         return d / -max(self.length_scale, 1e-100)
 
-    def _cityblock(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+    def _cityblock_distances(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         matrix = self.feature.transform(tasks)
         if not isinstance(matrix, np.ndarray):
             raise InputError(f"the cityblock metric needs a dense feature; {self.feature.type!r} is sparse")

@@ -13,7 +13,7 @@ import torch
 
 from rollonce.baselines import Grpo, JamesStein, Opo, ReinforcePlusPlus, Rloo
 from rollonce.noise.gradients import Aggregation, ScoreGradients, score_gradients
-from rollonce.noise.progress import Contender, GradientSample
+from rollonce.noise.streams import Contender, GradientSample
 from rollonce.policies.critic import TokenCritic, gae
 from rollonce.policies.samples import Samples
 from rollonce.rollouts import FloatArray, Rollouts
@@ -98,7 +98,7 @@ def token_critic(
     for judged, learned in ((0, 1), (1, 0)):
         halves = [np.sort(order_N[: len(order_N) // 2]), np.sort(order_N[len(order_N) // 2 :])]
         rows = [(h[:, None] * g + np.arange(g)).ravel() for h in halves]
-        critic = _trained(policy, samples, rollouts.rewards_R, rows[learned], seed)
+        critic = _trained_critic(policy, samples, rollouts.rewards_R, rows[learned], seed)
         for start in range(0, len(rows[judged]), 256):
             some = rows[judged][start : start + 256]
             part = samples.take(some.tolist())
@@ -120,7 +120,7 @@ def token_critic(
     return Contender(TOKEN_CRITIC, None, gradients=gradient_sample(gradients), note=note)
 
 
-def _trained(policy: Any, samples: Samples, rewards_R: FloatArray, rows: np.ndarray, seed: int) -> TokenCritic:
+def _trained_critic(policy: Any, samples: Samples, rewards_R: FloatArray, rows: np.ndarray, seed: int) -> TokenCritic:
     critic = TokenCritic(policy, seed=seed)
     rng = np.random.default_rng([seed, 62])
     critic.start(float(rewards_R[rows].mean()))

@@ -76,7 +76,7 @@ def fit_exponent(
         )
     x, y = np.log(surprisals_R[used]), np.log(squared_norms_R[used])
     good, task = rewards_R[used] > rewards_R[used].mean(), task_R[used]
-    slope, gap, power = _fit(x, y, good)
+    slope, gap, power = _fit_exponent(x, y, good)
     rest = y - y.mean() - slope * (x - x.mean())
     rng = np.random.default_rng([seed, 51])
     tasks = np.unique(task)
@@ -84,7 +84,7 @@ def fit_exponent(
     draws = []
     for _ in range(_RESAMPLES):
         at = np.concatenate([rows_of[t] for t in rng.choice(tasks, len(tasks))])
-        draws.append(_fit(x[at], y[at], good[at]))
+        draws.append(_fit_exponent(x[at], y[at], good[at]))
     low, high = _percentiles(np.array(draws))
     return SurprisalExponent(
         metric=metric,
@@ -106,7 +106,7 @@ def _percentiles(draws: FloatArray) -> FloatArray:
     return out
 
 
-def _fit(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float, float]:
+def _fit_exponent(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float, float]:
     centred = x - x.mean()
     slope = float(centred @ (y - y.mean()) / max(float(centred @ centred), 1e-300))
     rest = y - slope * x

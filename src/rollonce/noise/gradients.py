@@ -174,13 +174,15 @@ def score_gradients(
         weights = None
     if own:
         squares = [torch.zeros_like(p) for p in parameters]
-        for i, grads, _, _ in _each(policy, samples, parameters, aggregation, token_weights):
+        for i, grads, _, _ in _gradient_of_each(policy, samples, parameters, aggregation, token_weights):
             for total, g in zip(squares, grads, strict=True):
                 total.addcmul_(g, g, value=1 / len(samples))
             tell(i + 1, passes * len(samples))
         floor = 1e-4 * float(np.sqrt(sum(float(x.sum()) for x in squares) / n_parameters))
         weights = [1 / (x.sqrt() + max(floor, 1e-30)) for x in squares]
-    for i, grads, log_ratio_BT, surprisals_R[i] in _each(policy, samples, parameters, aggregation, token_weights):
+    for i, grads, log_ratio_BT, surprisals_R[i] in _gradient_of_each(
+        policy, samples, parameters, aggregation, token_weights
+    ):
         coordinates_RD[i] = torch.cat([g.reshape(-1) for g in grads])[chosen.to(grads[0].device)].float().cpu().numpy()
         if weights is not None:
             grads = [g * w for g, w in zip(grads, weights, strict=True)]
@@ -192,7 +194,7 @@ def score_gradients(
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
         tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
-    gram_RR = _gram(sketches_RD)
+    gram_RR = _gram_matrix(sketches_RD)
     own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
     error = (
         float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2)))
@@ -207,7 +209,7 @@ def score_gradients(
         n_parameters=n_parameters,
         buckets=sketch.buckets,
         sketch_error=error,
-        on_policy=_on_policy(log_ratios),
+        on_policy=_sampled_by_policy(log_ratios),
         weights=weights,
         coordinates_RD=coordinates_RD,
         surprisals_R=surprisals_R,
@@ -220,7 +222,7 @@ def _chosen_parameters(n_parameters: int, n_chosen: int, seed: int) -> Tensor:
     return torch.randperm(n_parameters, generator=generator)[:n_chosen]
 
 
-def _each(
+def _gradient_of_each(
     policy: Any,
     samples: Samples,
     parameters: list[Tensor],
@@ -246,7 +248,7 @@ def _each(
         )
 
 
-def _gram(rows_RD: Tensor, step: int = 2048) -> FloatArray:
+def _gram_matrix(rows_RD: Tensor, step: int = 2048) -> FloatArray:
     """Inner products, float32 within a stretch of ``step`` numbers and float64 across."""
     out = torch.zeros((len(rows_RD), len(rows_RD)), dtype=torch.float64)
     for start in range(0, rows_RD.shape[1], step):
@@ -255,7 +257,7 @@ def _gram(rows_RD: Tensor, step: int = 2048) -> FloatArray:
     return out.numpy()
 
 
-def _on_policy(log_ratios: list[Tensor]) -> OnPolicy:
+def _sampled_by_policy(log_ratios: list[Tensor]) -> OnPolicy:
     tokens = torch.cat(log_ratios).abs()
     rollout_R = torch.stack([x.sum() for x in log_ratios])
     weights_R = torch.exp(rollout_R - rollout_R.max())

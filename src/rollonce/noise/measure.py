@@ -114,7 +114,7 @@ def measure_noise(
         InputError: groups of different sizes or of one, fewer than 2 B tasks, rewards all equal, or a baseline that
             needs groups or repeats.
     """
-    g = _checked(rollouts, gram_RR, n_batches)
+    g = _checked_sample(rollouts, gram_RR, n_batches)
     n = rollouts.n_tasks
     scorer = Scorer(rollouts, batch_size, n_batches, resamples=0, seed=seed)
     heads_KB = scorer.columns(0)
@@ -133,7 +133,7 @@ def measure_noise(
     todo = list(baselines)
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in todo):
         todo.insert(0, LeaveOneOut())
-    loo = _parts(drawn, design, LeaveOneOut(), mu2, norm2, seed)
+    loo = _parts_of_noise(drawn, design, LeaveOneOut(), mu2, norm2, seed)
     if not loo.noise.value > 1e-12 * norm2.value:
         raise InputError(
             f"the noise of the LOO mean comes out at {loo.noise.value:.2g}, not above zero: sample more tasks, or "
@@ -144,7 +144,7 @@ def measure_noise(
     for i, baseline in enumerate(todo):
         if progress:
             progress(baseline.label, i, len(todo))
-        rows.append(_row(baseline, drawn, design, loo, oracle, mu2, norm2, seed))
+        rows.append(_row_of_contender(baseline, drawn, design, loo, oracle, mu2, norm2, seed))
     if oracle is not None:
         rows.append(_oracle_row(oracle, loo, mu2, norm2, design.of_tasks(rollouts.variances_N), batch_size))
     rows.sort(key=lambda r: r.ratio.value if np.isfinite(r.ratio.value) else np.inf)
@@ -185,7 +185,7 @@ def measure_noise(
         float(rollouts.rewards_R.mean()),
         scorer.s2,
         loo.noise.estimate(),
-        _notes(rows, n, batch_size, g),
+        _notes_on_noise(rows, n, batch_size, g),
     )
 
 
@@ -206,7 +206,7 @@ class _Parts(NamedTuple):
     cross: Quantity
 
 
-def _checked(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> int:
+def _checked_sample(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> int:
     sizes = np.unique(rollouts.group_sizes_N)
     if len(sizes) != 1 or sizes[0] < 2:
         raise InputError(
@@ -241,7 +241,7 @@ def _advantages(drawn: _Drawn, baseline: Baseline | CrossFitted, window: int, se
     return drawn.rewards_KB - b_KB
 
 
-def _parts(
+def _parts_of_noise(
     drawn: _Drawn,
     design: Design,
     baseline: Baseline | CrossFitted,
@@ -261,7 +261,7 @@ def _parts(
     return _Parts(noise, squared, own * b / (squared * norm2), cross / noise)
 
 
-def _row(
+def _row_of_contender(
     baseline: Baseline | CrossFitted,
     drawn: _Drawn,
     design: Design,
@@ -281,7 +281,7 @@ def _row(
     twin = baseline.twin()
     asked = int(getattr(twin, "window", 0))
     window = scorer.usable_window(asked)
-    parts = _parts(drawn, design, twin, mu2, norm2, seed, window)
+    parts = _parts_of_noise(drawn, design, twin, mu2, norm2, seed, window)
     ratio, predicted = parts.noise / loo.noise, parts.squared / loo.squared
     closed = np.nan
     if isinstance(twin, LinearSmoother | NoBaseline | Constant) or (isinstance(twin, CrossFitted) and twin.smooths):
@@ -329,7 +329,7 @@ def _oracle_row(oracle: Quantity, loo: _Parts, mu2: Quantity, norm2: Quantity, s
     )
 
 
-def _notes(rows: Sequence[NoiseRow], n: int, b: int, g: int) -> list[str]:
+def _notes_on_noise(rows: Sequence[NoiseRow], n: int, b: int, g: int) -> list[str]:
     notes = []
     cut = [r for r in rows if r.window < r.window_asked]
     if cut:

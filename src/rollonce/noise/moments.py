@@ -86,7 +86,7 @@ def group_row(
     block_NGG = gram_RR.reshape(n, g, n, g)[at, :, at, :]
     r_NG = rollouts.rewards_R.reshape(n, g)
     square_rloo, square_none = np.zeros(n), np.zeros(n)
-    subsets = _subsets(g, size, seed)
+    subsets = _subsets_of_group(g, size, seed)
     for s in subsets:
         r, block = r_NG[:, s], block_NGG[:, s][:, :, s]
         a = r - (r.sum(axis=1, keepdims=True) - r) / (size - 1)
@@ -107,7 +107,7 @@ def group_row(
     )
 
 
-def _subsets(g: int, size: int, seed: int) -> list[list[int]]:
+def _subsets_of_group(g: int, size: int, seed: int) -> list[list[int]]:
     """All subsets of that size, or seventy of them, dealt so that few overlap, where there are more."""
     every = itertools.combinations(range(g), size)
     first = list(itertools.islice(every, _MAX_SUBSETS + 1))

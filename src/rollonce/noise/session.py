@@ -16,8 +16,9 @@ from rollonce.noise.exponent import SurprisalExponent, adam_squared_norms, fit_e
 from rollonce.noise.gradients import Aggregation, Metric, ScoreGradients, score_gradients
 from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
 from rollonce.noise.optimizers import OptimizerSettings
-from rollonce.noise.progress import Contender, NoDirectionError, ProgressReport, measure_progress
+from rollonce.noise.progress import NoDirectionError, ProgressReport, measure_progress
 from rollonce.noise.report import NoiseReport
+from rollonce.noise.streams import Contender
 from rollonce.rollouts import Rollouts
 from rollonce.tasks import TaskSet, grade
 
@@ -116,7 +117,7 @@ def measure_policy(
     grades = grade(every, samples.texts, truncated=samples.truncated_B.tolist())
     failures = f"{grades.n_failed} of {len(every)} rollouts (reward 0): {grades.counts}" if grades.n_failed else ""
     log_probs_R, lengths_R = samples.log_probs_BT.double().sum(dim=1).numpy(), samples.lengths_B.double().numpy()
-    table = _table(tasks, grades.rewards, log_probs_R, lengths_R, s.rollouts)
+    table = _table_of_rollouts(tasks, grades.rewards, log_probs_R, lengths_R, s.rollouts)
     if np.ptp(table.rewards_R) == 0:
         raise InputError(
             f"all {len(every)} rollouts earned {table.rewards_R[0]:g}: there is no noise to compare on these tasks"
@@ -191,7 +192,7 @@ def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> l
     ]
 
 
-def _table(
+def _table_of_rollouts(
     tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, lengths_R: np.ndarray, g: int
 ) -> Rollouts:
     known = tasks.as_tasks()

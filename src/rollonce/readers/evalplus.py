@@ -23,13 +23,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rollonce.errors import InputError
+from rollonce.prompts import render_messages
 from rollonce.readers.base import Format, Row
 from rollonce.readers.join import NO_PROMPTS, Join
 from rollonce.readers.jsonl import Reject, Tell
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 from rollonce.readers.values import keys_of, kind_of
-from rollonce.rollouts import render_messages
 
 _PASSED = ("pass", "success")  # from 0.2 on; before
 _MODEL_AND_TEMPERATURE = re.compile(r"^.+_temp_\d+(?:\.\d+)?")

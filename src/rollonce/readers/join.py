@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
+from rollonce.prompts import render_messages
 from rollonce.readers.probe import probe_file, row_blocks
 from rollonce.readers.values import kind_of, lookup
-from rollonce.rollouts import render_messages
 
 NO_PROMPTS = "none"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rollonce.prompts import render_messages
 from rollonce.readers.base import Format, Row
 from rollonce.readers.log_probs import summed_over_calls
 from rollonce.readers.probe import Probe
-from rollonce.rollouts import render_messages
 
 
 class NemoGym(Format):

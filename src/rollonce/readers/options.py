@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
 from rollonce.errors import InputError
+from rollonce.prompts import check_column_name
 from rollonce.readers.values import keys_of, kind_of, lookup
-from rollonce.rollouts import check_column_name
 
 
 class ColumnSpec(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
+from rollonce.prompts import normalise_prompt, render_messages
 from rollonce.readers.base import Block
 from rollonce.readers.log_probs import summed, sums_of_block
 from rollonce.readers.values import (
@@ -27,7 +28,7 @@ from rollonce.readers.values import (
     prompt_id,
     task_id_text,
 )
-from rollonce.rollouts import Rollouts, Tasks, ids_tell_apart, normalise_prompt, render_messages
+from rollonce.rollouts import Rollouts, Tasks, ids_tell_apart
 
 MAX_MESSAGES = 100
 _BIG = 1 << 62

@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollonce.errors import InputError
+from rollonce.prompts import render_messages
 from rollonce.readers.base import Format, Row
 from rollonce.readers.log_probs import summed_over_calls
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
 from rollonce.readers.values import keys_of
-from rollonce.rollouts import render_messages
 
 _STEP = re.compile(r"(?:^|[/\\])step_(\d+)(?:[/\\])")
 

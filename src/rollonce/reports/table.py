@@ -170,6 +170,17 @@ def ahead_so_far(scores: Sequence[Score]) -> str:
     return f"{best.label} ahead, {with_interval(best.ratio)} x LOO"
 
 
+def row_in_words(score: Score) -> str:
+    """One row that has just come, as a line of a log: ``LOO mean: B_eff 17.7 [14.4, 21.9], 1.00 x LOO``."""
+    if not math.isfinite(score.ratio.value):
+        return f"{score.label}: nothing to compare"
+    b_eff = (
+        f"B_eff {number(score.b_eff.value, 1)} {interval(score.b_eff, 1)}, " if math.isfinite(score.b_eff.value) else ""
+    )
+    step = f", a step {with_interval(score.progress)} x LOO's" if score.progress is not None else ""
+    return f"{score.label}: {b_eff}{with_interval(score.ratio)} x LOO{step}"
+
+
 def group_table(groups: Sequence[GroupScore]) -> Table:
     """RLOO and centred GRPO at equal rollouts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")

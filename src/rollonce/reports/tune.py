@@ -36,11 +36,13 @@ def tuning_text(result: TuneResult) -> str:
             *([f"best trial {result.best_trial}"] if result.best_trial != result.baseline.label else []),
         ],
         [
-            "B_eff relative to the in-batch LOO mean",
+            "B_eff relative to the in-batch LOO mean"
+            if reported.progress is None
+            else "predicted progress of a training step relative to the in-batch LOO mean",
             f"  tuned     {result.tuned:.3f}   best of {trials} on the tune part: optimistic",
             f"  chosen    {result.chosen:.3f}   best finalist on the choose part "
             f"({result.chosen_z:+.1f} standard errors over LOO)",
-            f"  reported  {reported.ratio:.3f}   {reported_on}",
+            f"  reported  {result.reported:.3f}   {reported_on}",
             f"  optimism  {result.optimism:+.3f}   tuned minus reported",
         ],
         [
@@ -49,6 +51,7 @@ def tuning_text(result: TuneResult) -> str:
             f"  LOO mean          {result.judged.loo.b_eff:.3g}",
             f"  published TF-IDF  {result.judged.published.b_eff:.3g}",
             f"  tuned over published TF-IDF, paired: {result.judged.over_published:.3f}",
+            *([f"  tuned over LOO: {reported.ratio:.3f}"] if reported.progress is not None else []),
             *_self_tuning_lines(result.judged.self_tuning),
         ],
         [

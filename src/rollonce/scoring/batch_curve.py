@@ -31,17 +31,17 @@ class BatchCurve:
 
     def slope(self, x: float) -> float:
         """Of log progress at a log size."""
-        return float(self._derivative(x) @ self._coefficients_P)
+        return float(self._derivative_at(x) @ self._coefficients_P)
 
     def weights_at(self, x: float) -> FloatArray:
         """How much the curve's value at a log size depends on each measured point (C,)."""
         inside = min(max(x, self.low), self.high)
         powers = np.array([inside, inside**2])[: len(self._coefficients_P)]
-        return (powers + (x - inside) * self._derivative(x)) @ self._hat_PC
+        return (powers + (x - inside) * self._derivative_at(x)) @ self._hat_PC
 
     def solve(self, log_progress: float) -> float:
         """The log size with that progress; NaN where the curve is too flat to be read."""
-        ends = [self._value(x) for x in (self.low, self.high)]
+        ends = [self._value_at(x) for x in (self.low, self.high)]
         if not np.isfinite(log_progress) or min(self.slope(self.low), self.slope(self.high)) < _FLAT:
             return float("nan")
         if log_progress <= ends[0]:
@@ -51,18 +51,18 @@ class BatchCurve:
         low, high = self.low, self.high
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._value(middle) < log_progress else (low, middle)
+            low, high = (middle, high) if self._value_at(middle) < log_progress else (low, middle)
         return (low + high) / 2
 
     def measured(self, x: float) -> bool:
         """Whether a log size lies within the sizes that were measured."""
         return bool(self.low <= x <= self.high)
 
-    def _derivative(self, x: float) -> FloatArray:
+    def _derivative_at(self, x: float) -> FloatArray:
         inside = min(max(x, self.low), self.high)
         return np.array([1.0, 2 * inside])[: len(self._coefficients_P)]
 
-    def _value(self, x: float) -> float:
+    def _value_at(self, x: float) -> float:
         return float(np.array([x, x**2])[: len(self._coefficients_P)] @ self._coefficients_P)
 
 

@@ -34,7 +34,7 @@ def shuffle_heads(n: int, uniform_KM: FloatArray) -> IntArray:
 def draw_batches(n_tasks: int, batch_size: int, window: int, n_batches: int, rng: np.random.Generator) -> IntArray:
     """K batches of B distinct tasks, each with a window of that many others (K, B + window); the batches do not depend
     on the window."""
-    return _batches_from(n_tasks, *_uniforms(n_batches, batch_size, window, rng))
+    return _batches_from(n_tasks, *_uniform_numbers(n_batches, batch_size, window, rng))
 
 
 def draw_resamples(
@@ -45,13 +45,17 @@ def draw_resamples(
     task_of_RN = np.stack(
         [np.random.default_rng([seed, 4, r]).integers(n_tasks, size=n_tasks) for r in range(resamples)]
     )
-    drawn = [_uniforms(n_batches, batch_size, window, np.random.default_rng([seed, 5, r])) for r in range(resamples)]
+    drawn = [
+        _uniform_numbers(n_batches, batch_size, window, np.random.default_rng([seed, 5, r])) for r in range(resamples)
+    ]
     places = _batches_from(n_tasks, *(np.concatenate(part) for part in zip(*drawn, strict=True)))
     columns_RKM = np.take_along_axis(task_of_RN, places.reshape(resamples, -1), axis=1)
     return task_of_RN, columns_RKM.reshape(resamples, n_batches, -1)
 
 
-def _uniforms(n_batches: int, batch_size: int, window: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+def _uniform_numbers(
+    n_batches: int, batch_size: int, window: int, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
     return rng.random((n_batches, batch_size)), rng.random((n_batches, window))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.rollouts import Rollouts
 from rollonce.scoring.crossfit import FOLDS, CrossFitted, cross_fit
-from rollonce.scoring.estimator import Score, Scorer
+from rollonce.scoring.estimator import Scorer
 from rollonce.scoring.groups import GroupScore, group_scores
 from rollonce.scoring.moments import Moments, loo_b_eff, moments
 from rollonce.scoring.rows import norm_exponent
-from rollonce.scoring.step_prediction import UNMEASURED, StepPrediction, StepPredictor, between
+from rollonce.scoring.score import Score
+from rollonce.scoring.step_prediction import StepPrediction, StepPredictor, between, exponents_for
 
 CURVE_SIZES = (8, 16, 32, 64, 128)
 NO_LOG_PROBS = (
@@ -132,7 +134,7 @@ def score_rollouts(
         chosen = [b for b in chosen if not b.tags.needs_repeats]
     # Its own scorer: each fold needs its own solves, and batches that share their window share them.
     few, fewer = min(n_batches, 600), min(resamples, 24)
-    crossfit_scorer = replace(scorer, n_batches=few, resamples=fewer, n_batches_expensive=few, shared_windows=True)
+    crossfit_scorer = scorer.like_this(n_batches=few, resamples=fewer, n_batches_expensive=few, shared_windows=True)
     predictor, why_not = _step_predictor(scorer, exponent)
     steps: dict[str, list[StepPrediction]] = {}
     total = len(chosen) + len(fitted)
@@ -148,7 +150,7 @@ def score_rollouts(
             if i >= len(chosen):
                 pass
             elif hasattr(baseline, "fit_rewards"):
-                ready = _cross_fit(baseline, rollouts, seed, held_out, fits)
+                ready = _cross_fitted_or_refused(baseline, rollouts, seed, held_out, fits)
             else:
                 baseline.fit(fit_on)
         except InputError as error:
@@ -172,13 +174,13 @@ def score_rollouts(
     )
     m = moments(rollouts, seed=seed)
     best = next((s for s in usable if np.isfinite(s.b_eff.value)), None)
-    notes = _notes(rollouts, scorer, m, usable, held_out) + left_out
+    notes = _notes_on_the_board(rollouts, scorer, m, usable, held_out) + left_out
     if any(isinstance(b, CrossFitted) for b in served.values()):
         notes.append(
             "The self-tuning baseline was cross-fitted: a task is scored with what single rollouts of other tasks "
             "taught it."
         )
-    notes += _step_notes(steps, exponent, why_not)
+    notes += _notes_on_the_step(steps, exponent, why_not)
     return Board(
         name=rollouts.name,
         source=rollouts.source,
@@ -187,7 +189,7 @@ def score_rollouts(
         scores=usable,
         apart=[s for s in scores if s.needs],
         groups=group_scores(rollouts, batch_size, best.b_eff.value) if best else [],
-        curve=_curve(rollouts, m, served, usable, seed) if best else {},
+        curve=_curve_over_batch_sizes(scorer, m, served, usable) if best else {},
         difficulty=[float(x) for x in rollouts.means_N],
         notes=notes,
         settings={
@@ -209,19 +211,20 @@ def _step_predictor(scorer: Scorer, exponent: float | None) -> tuple[StepPredict
     if scorer.rollouts.log_probs_R is None:
         return None, NO_LOG_PROBS
     try:
-        return StepPredictor(scorer, UNMEASURED if exponent is None else (exponent,)), ""
+        return StepPredictor(scorer, exponents_for(exponent)), ""
     except InputError as error:
         return None, f"What a training step feels is not predicted: {error.message}."
 
 
-def _step_notes(steps: dict[str, list[StepPrediction]], exponent: float | None, why_not: str) -> list[str]:
+def _notes_on_the_step(steps: dict[str, list[StepPrediction]], exponent: float | None, why_not: str) -> list[str]:
     """Why steps are not predicted, or where the two exponents disagree about one."""
     if why_not or exponent is not None or not steps:
         return [why_not] if why_not else []
     split = [
         label
         for label, (one, two) in steps.items()
-        if (one.progress.value - 1) * (two.progress.value - 1) < 0 and max(_sureness(one), _sureness(two)) > 0.01
+        if (one.progress.value - 1) * (two.progress.value - 1) < 0
+        and max(_distance_from_loo(one), _distance_from_loo(two)) > 0.01
     ]
     note = (
         "The exponent of the surprisal was not measured for this policy (rollonce noise --save exponent.json, then "
@@ -232,11 +235,11 @@ def _step_notes(steps: dict[str, list[StepPrediction]], exponent: float | None, 
     ]
 
 
-def _sureness(prediction: StepPrediction) -> float:
+def _distance_from_loo(prediction: StepPrediction) -> float:
     return abs(float(np.log(prediction.progress.value)))
 
 
-def _cross_fit(
+def _cross_fitted_or_refused(
     baseline: Baseline, rollouts: Rollouts, seed: int, held_out: float, fits: dict[str, CrossFitted]
 ) -> CrossFitted:
     """The baseline cross-fitted; of smoothers that differ by their window alone, one is fitted (``fits``)."""
@@ -253,15 +256,16 @@ def _cross_fit(
     name = str(baseline.config() | {"window": 0})
     if name not in fits:
         fits[name] = cross_fit(baseline, rollouts, seed=seed)
-    return fits[name].with_window(baseline.window)
+    fitted = fits[name]
+    return fitted if fitted.window == baseline.window else fitted.with_window(baseline.window)
 
 
-def _curve(
-    rollouts: Rollouts, m: Moments, served: dict[str, Baseline | CrossFitted], usable: list[Score], seed: int
+def _curve_over_batch_sizes(
+    scorer: Scorer, m: Moments, served: dict[str, Baseline | CrossFitted], usable: list[Score]
 ) -> dict[str, list[tuple[int, float]]]:
     """B_eff against batch size: the LOO mean in closed form; the published kernel, the best in-batch baseline and the
     best of all by simulation."""
-    sizes = [b for b in CURVE_SIZES if b <= rollouts.n_tasks]
+    sizes = [b for b in CURVE_SIZES if b <= scorer.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
     curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
     wanted = [
@@ -271,14 +275,17 @@ def _curve(
     ]
     for label in dict.fromkeys(wanted):
         if label in served and label not in curve:
-            curve[label] = [
-                (b, Scorer(rollouts, b, n_batches=300, resamples=0, seed=seed).score(served[label]).b_eff.value)
-                for b in sizes
-            ]
+            shared = isinstance(served[label], CrossFitted)
+            # Of what is cross-fitted each batch costs a solve for each fold.
+            n_batches = 200 if shared else 300
+            at_size = partial(scorer.like_this, n_batches=n_batches, targets=None, shared_windows=shared)
+            curve[label] = [(b, at_size(batch_size=b).b_eff(served[label])) for b in sizes]
     return curve
 
 
-def _notes(rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], held_out: float) -> list[str]:
+def _notes_on_the_board(
+    rollouts: Rollouts, scorer: Scorer, m: Moments, usable: list[Score], held_out: float
+) -> list[str]:
     notes = []
     if not scorer.has_repeats:
         notes.append(

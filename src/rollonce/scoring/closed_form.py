@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother
-from rollonce.kernels.base import FULL_MATRIX_UP_TO
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 from rollonce.scoring.recipe import blocks_at_once
 from rollonce.scoring.visibility import visible_blocks
@@ -26,7 +26,7 @@ _TABLE_SPREAD = 300.0
 
 # Sums may be reordered (that is what lets them run in vector registers); infinities and NaNs keep their meaning.
 @njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
-def _pair_sums(
+def _sums_over_pairs(
     table: np.ndarray,
     columns_KM: np.ndarray,
     n_rows: int,
@@ -59,7 +59,7 @@ def _pair_sums(
     return out
 
 
-def _table_errors(
+def _errors_from_table(
     table: FloatArray,
     shrinkage: float,
     columns_KM: IntArray,
@@ -72,7 +72,7 @@ def _table_errors(
     """E_i without the noise correction (K, B), where weights depend on the pair alone."""
 
     def sums(pairs: FloatArray) -> FloatArray:
-        return np.moveaxis(_pair_sums(pairs, columns_KM, n_rows, key_N, factor_M, mean_N, v_N), 2, 0)
+        return np.moveaxis(_sums_over_pairs(pairs, columns_KM, n_rows, key_N, factor_M, mean_N, v_N), 2, 0)
 
     columns_KM = np.ascontiguousarray(columns_KM)  # or the loop is compiled once more
     own_KB = mean_N[columns_KM[:, :n_rows]]
@@ -98,6 +98,7 @@ def smoother_errors(
     ages_M: IntArray,
     mean_N: FloatArray,
     v_N: FloatArray,
+    wanted_KB: BoolArray | None = None,
 ) -> FloatArray:
     """E_i of every row of every batch, without the noise correction ``s2_i / G`` (K, B).
 
@@ -109,20 +110,23 @@ def smoother_errors(
         n_rows: B.
         ages_M: Steps ago that a column was sampled, 0 for the batch.
         mean_N, v_N: Mean and biased variance of each task's rollouts.
+        wanted_KB: Rows whose errors are asked for, all without it. Others may come out NaN; Kriging spares their work.
 
     NaN where a row sees no other task.
     """
     keys = tasks.prompt_keys
-    fast = _table_of(baseline, tasks)
+    fast = _weights_of_pairs(baseline, tasks)
     if fast is not None:
         table, shrinkage = fast
         factor_M = baseline.decay ** ages_M.astype(np.float64)
-        return _table_errors(table, shrinkage, columns_KM, n_rows, keys, factor_M, mean_N, v_N)
+        return _errors_from_table(table, shrinkage, columns_KM, n_rows, keys, factor_M, mean_N, v_N)
     out = np.empty((len(columns_KM), n_rows))
     chunk = blocks_at_once(baseline, n_rows, columns_KM.shape[1])
     for start in range(0, len(columns_KM), chunk):
         columns = columns_KM[start : start + chunk]
         visible = visible_blocks(keys, columns, n_rows)
+        if wanted_KB is not None:
+            visible &= wanted_KB[start : start + chunk, :, None]
         w = baseline.weight_blocks(tasks, columns, n_rows, visible, ages_M)
         bias = np.einsum("kbm,km->kb", w, mean_N[columns]) - mean_N[columns[:, :n_rows]]
         spread = np.einsum("kbm,kbm,km->kb", w, w, v_N[columns])
@@ -130,7 +134,7 @@ def smoother_errors(
     return out
 
 
-def _table_of(baseline: LinearSmoother, tasks: Tasks) -> tuple[FloatArray, float] | None:
+def _weights_of_pairs(baseline: LinearSmoother, tasks: Tasks) -> tuple[FloatArray, float] | None:
     """(Weights of pairs, shrinkage) where weights depend on the pair alone; None otherwise."""
     n = len(tasks)
     if isinstance(baseline, LeaveOneOut):

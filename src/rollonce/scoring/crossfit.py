@@ -22,6 +22,7 @@ import numpy as np
 from rollonce.baselines import Baseline, LinearSmoother, Tags
 from rollonce.baselines.base import features_of
 from rollonce.errors import InputError
+from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks
 from rollonce.scoring.batches import draw_rewards
 
@@ -79,18 +80,18 @@ class CrossFitted:
         """Itself: parts that include the own reward cannot be cross-fitted."""
         return self
 
-    def by_fold(self, tasks: Tasks, rows: IntArray, values: Callable[[Baseline], FloatArray]) -> FloatArray:
-        """``values(part)`` where the part's fold is, in the shape of ``rows`` (positions in ``tasks``); a part that
-        serves several folds is asked once."""
-        fold = self._fold_N(tasks.root)[rows if tasks.index_N is None else tasks.index_N[rows]]
+    def by_fold(self, tasks: Tasks, rows: IntArray, values: Callable[[Baseline, BoolArray], FloatArray]) -> FloatArray:
+        """``values(part, wanted)`` where the part's fold is, which ``wanted`` says, both in the shape of ``rows``
+        (positions in ``tasks``); a part that serves several folds is asked once."""
+        fold = self._fold_of_each_task_N(tasks.root)[rows if tasks.index_N is None else tasks.index_N[rows]]
         out = np.full(rows.shape, np.nan)
         for part in {id(p): p for p in self.parts}.values():
             mine = np.isin(fold, [f for f, p in enumerate(self.parts) if p is part])
             if mine.any():
-                out[mine] = values(part)[mine]
+                out[mine] = values(part, mine)[mine]
         return out
 
-    def _fold_N(self, root: Tasks) -> IntArray:
+    def _fold_of_each_task_N(self, root: Tasks) -> IntArray:
         if self._folds is None or self._folds[0] is not root:
             fold_N = np.array([self.fold_of.get(name, 0) for name in root.identities], np.int64)
             self._folds = (root, fold_N)

@@ -8,77 +8,27 @@ the in-batch LOO mean uses the same batches and resamples for both.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother
 from rollonce.errors import InputError
+from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batches import column_ages, draw_batches, draw_resamples, draw_rewards, draw_runs
 from rollonce.scoring.closed_form import smoother_errors
 from rollonce.scoring.crossfit import CrossFitted
 from rollonce.scoring.effort import Effort, effort
-from rollonce.scoring.intervals import (
-    jackknife_error,
-    leave_one_out_means,
-    log_interval,
-    t_quantile,
-    variance_over_tasks,
-)
+from rollonce.scoring.intervals import jackknife_error, leave_one_out_means, log_interval, t_quantile
 from rollonce.scoring.moments import Estimate, noise_of_means
+from rollonce.scoring.paired import PairedErrors, known_mean, known_means, paired_errors
 from rollonce.scoring.recipe import drawn_baselines, recipe_errors
 from rollonce.scoring.repeats import repeats_errors
-
-
-class Score(NamedTuple):
-    """How one baseline does on one table.
-
-    Attributes:
-        label: What it is called in tables.
-        b_eff: Effective batch size, in rollouts; NaN where no task has two rollouts.
-        ratio: Its ratio to the in-batch leave-one-out mean (paired interval).
-        mse: ``E[(b - mu)^2]``; may be below 0 by noise.
-        advantage_variance: ``E[A^2] = s2 + MSE`` of the leave-one-out form.
-        explained: Share of the difficulty variance it explains, ``1 - MSE / tau2``; NaN where tau2 is not above 0.
-        dead: Fraction of advantages that are zero (below 1e-6 of the rewards' spread).
-        window: Rows of other tasks used beside the batch; ``window_asked`` what was asked for.
-        method: ``closed form``, ``recipe`` (sampled) or ``analytic``.
-        scored_as: Label of the leave-one-out twin that stood in, or "".
-        n_batches: Batches behind the value.
-        needs: "" if it can be used at one rollout per task, else ``repeats``, ``groups`` or ``extra rollouts``.
-        progress: Of a training step over LOO's, as predicted from log-probabilities; None where there are none.
-        equivalent_batch: The batch with which LOO would make that progress.
-    """
-
-    label: str
-    b_eff: Estimate
-    ratio: Estimate
-    mse: float
-    advantage_variance: float
-    explained: float
-    dead: float
-    window: int
-    window_asked: int
-    method: str
-    scored_as: str
-    n_batches: int
-    needs: str
-    progress: Estimate | None = None
-    equivalent_batch: Estimate | None = None
-
-
-class _Comparison(NamedTuple):
-    """Two baselines on common batches and resamples: errors' means, and standard errors of the logarithms."""
-
-    mse: float
-    mse_other: float
-    se_level: float
-    se_ratio: float
-    degrees_of_freedom: float
-    columns_KM: IntArray
+from rollonce.scoring.score import Score
 
 
 @dataclass
@@ -157,21 +107,38 @@ class Scorer:
             self._cache[key] = draw(self.n_tasks, self.batch_size, window, self.n_batches, rng)
         return self._cache[key]
 
-    def errors(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> FloatArray:
+    def errors(
+        self,
+        baseline: Baseline | CrossFitted,
+        columns_KM: IntArray,
+        window: int,
+        wanted_KB: BoolArray | None = None,
+    ) -> FloatArray:
         """Unbiased squared errors of b against the true mean (K, B); E[A^2] terms where no task has repeats. NaN: not a
-        target."""
+        target. Rows that are not wanted may be NaN or not."""
         n_rows, table = self.batch_size, self.rollouts
         rows_KB = columns_KM[:, :n_rows]
         if isinstance(baseline, CrossFitted):
             # A part with a shorter window has the first of these other tasks in its own.
             drawn = [
-                one.by_fold(table.tasks, rows_KB, lambda part: self._errors_up_to_window(part, columns_KM, window))
+                one.by_fold(
+                    table.tasks,
+                    rows_KB,
+                    lambda part, wanted_KB: self._errors_up_to_window(part, columns_KM, window, wanted_KB),
+                )
                 for one in (baseline, *baseline.further_draws)
             ]
             return sum(drawn[1:], drawn[0]) / len(drawn)
         if isinstance(baseline, LinearSmoother):
             e = smoother_errors(
-                baseline, table.tasks, columns_KM, n_rows, self.ages(window), table.means_N, table.biased_variances_N
+                baseline,
+                table.tasks,
+                columns_KM,
+                n_rows,
+                ages_M=self.ages(window),
+                mean_N=table.means_N,
+                v_N=table.biased_variances_N,
+                wanted_KB=wanted_KB,
             )
         else:
             rng = np.random.default_rng([self.seed, 3])
@@ -192,12 +159,12 @@ class Scorer:
             )
         label = label or baseline.label
         if isinstance(baseline, Baseline) and tags.needs_repeats:
-            return self._score_repeats(baseline, label)
+            return self._score_what_needs_repeats(baseline, label)
         twin = baseline.twin()
         asked = getattr(twin, "window", 0)
         window = self.usable_window(asked)
-        pair = self._compare(twin, LeaveOneOut())
-        a2, a2_loo = self._a2(pair.mse), self._a2(pair.mse_other)
+        pair, columns_KM = self._paired_errors(twin, LeaveOneOut())
+        a2, a2_loo = self._squared_advantage(pair.mse), self._squared_advantage(pair.mse_other)
         b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
         return Score(
             label=label,
@@ -206,26 +173,40 @@ class Scorer:
             mse=pair.mse if self.has_repeats else np.nan,
             advantage_variance=a2,
             explained=1 - pair.mse / self.tau2 if self.has_repeats and self.tau2 > 0 else np.nan,
-            dead=self._zero_advantages(baseline, pair.columns_KM, window),
+            dead=self._share_of_zero_advantages(baseline, columns_KM, window),
             window=window,
             window_asked=asked,
-            method="closed form" if _smooths(twin) else "recipe",
+            method="closed form" if _is_smoother(twin) else "recipe",
             scored_as=twin.label if twin is not baseline else "",
-            n_batches=len(pair.columns_KM),
+            n_batches=len(columns_KM),
             needs="",
         )
 
+    def b_eff(self, baseline: Baseline | CrossFitted) -> float:
+        """The effective batch size alone, without its interval and all else that `score` says."""
+        twin = baseline.twin()
+        window = self.usable_window(getattr(twin, "window", 0))
+        n_batches = self.batches_for(twin, window)
+        a2 = self._squared_advantage(known_mean(self._errors_on_common_batches(twin, window, n_batches)))
+        return self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
+
+    def like_this(self, **settings: Any) -> Scorer:
+        """A scorer of the same table with other settings; what was checked and computed of the table is taken over."""
+        other = copy.copy(self)
+        other.__dict__.update(settings, _cache={})
+        return other
+
     def ratio(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> Estimate:
         """B_eff of one over that of another, on common batches and resamples (a paired interval over tasks)."""
-        pair = self._compare(baseline, other)
-        a2, other_a2 = self._a2(pair.mse), self._a2(pair.mse_other)
+        pair, _ = self._paired_errors(baseline, other)
+        a2, other_a2 = self._squared_advantage(pair.mse), self._squared_advantage(pair.mse_other)
         return log_interval(other_a2 / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom)
 
     def batches_for(self, baseline: Baseline | CrossFitted, window: int) -> int:
         """How many of the common batches a baseline is scored on: fewer where it is expensive."""
-        return self._effort(baseline, window).n_batches
+        return self._affordable_effort(baseline, window).n_batches
 
-    def _effort(self, baseline: Baseline | CrossFitted, window: int) -> Effort:
+    def _affordable_effort(self, baseline: Baseline | CrossFitted, window: int) -> Effort:
         asked = Effort(self.n_batches, self.resamples, self.batches_per_resample)
         return effort(
             baseline,
@@ -236,66 +217,52 @@ class Scorer:
             n_batches_expensive=self.n_batches_expensive,
         )
 
-    def _errors_up_to_window(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> FloatArray:
+    def _errors_up_to_window(
+        self,
+        baseline: Baseline | CrossFitted,
+        columns_KM: IntArray,
+        window: int,
+        wanted_KB: BoolArray | None = None,
+    ) -> FloatArray:
         """Errors (K, B) of one that may see less than these columns: the first of them."""
         own = min(window, self.usable_window(getattr(baseline, "window", 0)))
-        return self.errors(baseline, columns_KM[:, : self.batch_size + own], own)
+        return self.errors(baseline, columns_KM[:, : self.batch_size + own], own, wanted_KB)
 
-    def _a2(self, mse: float) -> float:
+    def _squared_advantage(self, mse: float) -> float:
         return self.s2 + mse if self.has_repeats else mse
 
-    def _compare(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> _Comparison:
+    def _paired_errors(
+        self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted
+    ) -> tuple[PairedErrors, IntArray]:
+        """Their errors on common batches, and these batches (K, B + window)."""
         both = (baseline, other)
         windows = [self.usable_window(getattr(b, "window", 0)) for b in both]
         window = max(windows)
-        efforts = [self._effort(b, w) for b, w in zip(both, windows, strict=True)]
+        efforts = [self._affordable_effort(b, w) for b, w in zip(both, windows, strict=True)]
         n_batches, resamples, per = efforts[0].least(efforts[1])
-        columns = self.columns(window)[:n_batches]
-        e, e_other = (self._common_errors(b, window, n_batches) for b in both)
-        mse, mse_other = _mean(e), _mean(e_other)
-        if not resamples:
-            return _Comparison(mse, mse_other, np.nan, np.nan, 1.0, columns)
-        task_of_RN, _ = self._resamples(window, resamples, per)
-        er, er_other = (self._resampled_errors(b, window, resamples, per) for b in both)
-        s2_R = _means(self.s2_N[task_of_RN])
-        level_R = s2_R if self.has_repeats else np.zeros(resamples)
-        a2_R, a2_other_R = (
-            level_R + _means(er.reshape(resamples, -1)),
-            level_R + _means(er_other.reshape(resamples, -1)),
-        )
-        used = np.flatnonzero((a2_R > 0) & (a2_other_R > 0))
-        a2_R, a2_other_R, s2_R = a2_R[used], a2_other_R[used], s2_R[used]
-        per_batch_RK = _means(er[used]) / a2_R[:, None]
-        difference_RK = per_batch_RK - _means(er_other[used]) / a2_other_R[:, None]
-        with_level = (s2_R > 0) & self.has_repeats
-        log_level_R = np.log(s2_R[with_level]) - np.log(a2_R[with_level])
-        n, k = self.n_tasks, len(e)
-        own, own_other = self._a2(mse), self._a2(mse_other)
-        known = own > 0 and own_other > 0
-        mc_level = np.nanvar(_means(e)) / own**2 / k if own > 0 else np.nan
-        mc_ratio = np.nanvar(_means(e) / own - _means(e_other) / own_other) / k if known else np.nan
-        var_level = variance_over_tasks(log_level_R, np.nanvar(per_batch_RK, axis=1) / per, n)
-        var_ratio = variance_over_tasks(np.log(a2_other_R) - np.log(a2_R), np.nanvar(difference_RK, axis=1) / per, n)
-        return _Comparison(
-            mse=mse,
-            mse_other=mse_other,
-            se_level=float(np.sqrt(var_level + mc_level)),
-            se_ratio=float(np.sqrt(var_ratio + mc_ratio)),
-            degrees_of_freedom=float(max(min(n, len(used)) - 1, 1)),
-            columns_KM=columns,
-        )
+        e, e_other = (self._errors_on_common_batches(b, window, n_batches) for b in both)
+        resampled, s2_R = None, np.zeros(0)
+        if resamples:
+            er, er_other = (self._resampled_errors(b, window, resamples, per) for b in both)
+            resampled, s2_R = (
+                (er, er_other),
+                known_means(self.s2_N[self._resamples_of_tasks(window, resamples, per)[0]]),
+            )
+        s2 = self.s2 if self.has_repeats else None
+        pair = paired_errors((e, e_other), resampled, s2=s2, s2_R=s2_R, n_tasks=self.n_tasks)
+        return pair, self.columns(window)[:n_batches]
 
-    def _common_errors(self, baseline: Baseline | CrossFitted, window: int, n_batches: int) -> FloatArray:
+    def _errors_on_common_batches(self, baseline: Baseline | CrossFitted, window: int, n_batches: int) -> FloatArray:
         """Errors on the common batches with that window (K, B); those of the in-batch LOO mean are kept, since
         everything is compared with it."""
-        if not _is_plain_loo(baseline):
+        if not _is_in_batch_loo(baseline):
             return self._errors_up_to_window(baseline, self.columns(window)[:n_batches], window)
         key = ("LOO", window)
         if key not in self._cache:
             self._cache[key] = self._errors_up_to_window(baseline, self.columns(window), window)
         return self._cache[key][:n_batches]
 
-    def _resamples(self, window: int, resamples: int, per: int) -> tuple[IntArray, IntArray]:
+    def _resamples_of_tasks(self, window: int, resamples: int, per: int) -> tuple[IntArray, IntArray]:
         """See `batches.draw_resamples`; positions in the table."""
         key = ("resamples", window, resamples, per)
         if key not in self._cache:
@@ -305,21 +272,21 @@ class Scorer:
     def _resampled_errors(self, baseline: Baseline | CrossFitted, window: int, resamples: int, per: int) -> FloatArray:
         """Errors on the batches of the resamples (R, K, B); those of the in-batch LOO mean are kept."""
         key = ("LOO resampled", window, resamples, per)
-        if _is_plain_loo(baseline) and key in self._cache:
+        if _is_in_batch_loo(baseline) and key in self._cache:
             return self._cache[key]
-        _, columns_RKM = self._resamples(window, resamples, per)
+        _, columns_RKM = self._resamples_of_tasks(window, resamples, per)
         if isinstance(baseline, CrossFitted):
             baseline = replace(baseline, further_draws=())  # one draw of the fit must do
-        if _smooths(baseline):
+        if _is_smoother(baseline):
             every = columns_RKM.reshape(resamples * per, -1)
             errors = self._errors_up_to_window(baseline, every, window).reshape(resamples, per, -1)
         else:  # each resample draws its rollouts from the beginning of the same stream
             errors = np.stack([self._errors_up_to_window(baseline, one, window) for one in columns_RKM])
-        if _is_plain_loo(baseline):
+        if _is_in_batch_loo(baseline):
             self._cache[key] = errors
         return errors
 
-    def _zero_advantages(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> float:
+    def _share_of_zero_advantages(self, baseline: Baseline | CrossFitted, columns_KM: IntArray, window: int) -> float:
         """Fraction of zero advantages over 50 sampled batches (5 with a long window)."""
         table, n_rows = self.rollouts, self.batch_size
         columns = columns_KM[: 50 if window <= 128 else 5, : n_rows + window]
@@ -328,13 +295,13 @@ class Scorer:
         spread = max(float(table.rewards_R.std()), 1e-300)
         return float((np.abs(rewards[:, :n_rows] - b_KB) <= 1e-6 * spread).mean())
 
-    def _score_repeats(self, baseline: Baseline, label: str) -> Score:
+    def _score_what_needs_repeats(self, baseline: Baseline, label: str) -> Score:
         n = self.n_tasks
         mse_N, method, needs = repeats_errors(baseline, self.rollouts)
         known = np.isfinite(mse_N) & self.is_target_N
         e_loo = self.errors(LeaveOneOut(), self.columns(0), 0)
         mse = float(mse_N[known].mean()) if known.any() else np.nan
-        a2, a2_loo = self._a2(mse), self._a2(_mean(e_loo))
+        a2, a2_loo = self._squared_advantage(mse), self._squared_advantage(known_mean(e_loo))
         # Task-level errors are independent: a jackknife of the ratio of means.
         rest_s2 = leave_one_out_means(self.s2_N)
         rest_mse = leave_one_out_means(np.where(known, mse_N, np.nan))
@@ -389,21 +356,9 @@ def check_scorable(rollouts: Rollouts, batch_size: int) -> None:
         )
 
 
-def _is_plain_loo(baseline: Baseline | CrossFitted) -> bool:
+def _is_in_batch_loo(baseline: Baseline | CrossFitted) -> bool:
     return isinstance(baseline, LeaveOneOut) and not baseline.window
 
 
-def _smooths(baseline: Baseline | CrossFitted) -> bool:
+def _is_smoother(baseline: Baseline | CrossFitted) -> bool:
     return baseline.smooths if isinstance(baseline, CrossFitted) else isinstance(baseline, LinearSmoother)
-
-
-def _mean(e: FloatArray) -> float:
-    return float(np.nanmean(e)) if np.isfinite(e).any() else np.nan
-
-
-def _means(e: FloatArray) -> FloatArray:
-    """Means over the last axis, NaN where nothing is known (a batch without targets), without numpy's warning."""
-    known = np.isfinite(e)
-    count = known.sum(axis=-1)
-    total = np.where(known, e, 0.0).sum(axis=-1)
-    return np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)

@@ -35,13 +35,13 @@ def read_exponent(source: str, metric: str = "adam") -> float:
     try:
         value = float(source)
     except ValueError:
-        value = _from_file(Path(source), metric)
+        value = _exponent_in_file(Path(source), metric)
     if not 0 <= value <= 6 or not math.isfinite(value):
         raise InputError(f"the exponent of the surprisal is a number between 0 and 6, not {source}")
     return value
 
 
-def _from_file(path: Path, metric: str) -> float:
+def _exponent_in_file(path: Path, metric: str) -> float:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

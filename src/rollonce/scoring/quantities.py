@@ -83,7 +83,9 @@ class Quantity:
     batches_K: FloatArray
     tasks_N: FloatArray
 
-    def _linear(self, value: float, mine: float, other: Quantity | None = None, its: float = 0.0) -> Quantity:
+    def _combined_linearly(
+        self, value: float, mine: float, other: Quantity | None = None, its: float = 0.0
+    ) -> Quantity:
         batches_K, tasks_N = mine * self.batches_K, mine * self.tasks_N
         if other is not None:
             batches_K, tasks_N = batches_K + its * other.batches_K, tasks_N + its * other.tasks_N
@@ -91,24 +93,24 @@ class Quantity:
 
     def __add__(self, other: Quantity | float) -> Quantity:
         if isinstance(other, Quantity):
-            return self._linear(self.value + other.value, 1.0, other, 1.0)
-        return self._linear(self.value + other, 1.0)
+            return self._combined_linearly(self.value + other.value, 1.0, other, 1.0)
+        return self._combined_linearly(self.value + other, 1.0)
 
     def __sub__(self, other: Quantity | float) -> Quantity:
         return self + other * -1.0
 
     def __mul__(self, other: Quantity | float) -> Quantity:
         if isinstance(other, Quantity):
-            return self._linear(self.value * other.value, other.value, other, self.value)
-        return self._linear(self.value * other, other)
+            return self._combined_linearly(self.value * other.value, other.value, other, self.value)
+        return self._combined_linearly(self.value * other, other)
 
     def __truediv__(self, other: Quantity | float) -> Quantity:
         if isinstance(other, Quantity):
             if other.value == 0:
-                return self._linear(np.nan, np.nan)
+                return self._combined_linearly(np.nan, np.nan)
             ratio = self.value / other.value
-            return self._linear(ratio, 1 / other.value, other, -ratio / other.value)
-        return self._linear(self.value / other, 1 / other)
+            return self._combined_linearly(ratio, 1 / other.value, other, -ratio / other.value)
+        return self._combined_linearly(self.value / other, 1 / other)
 
     @property
     def standard_error(self) -> float:

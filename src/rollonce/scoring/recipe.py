@@ -7,6 +7,7 @@ import numpy as np
 
 from rollonce.baselines import Baseline, Batch, History, LinearSmoother, NormWeighted
 from rollonce.baselines.base import Cost
+from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batches import draw_rewards
 from rollonce.scoring.crossfit import CrossFitted
@@ -52,15 +53,16 @@ def drawn_baselines(
     rewards_KM: FloatArray,
     n_rows: int,
     ages_M: IntArray,
+    wanted_KB: BoolArray | None = None,
 ) -> FloatArray:
-    """As `predicted_baselines`; of smoothers, norm-weighted ones too, by the weights of many batches at
-    once, and of cross-fitted ones
-    by fold. One whose window is shorter than these columns has the first of the other tasks in it."""
+    """As `predicted_baselines`; of smoothers, norm-weighted ones too, by the weights of many batches at once, and of
+    cross-fitted ones by fold. One whose window is shorter than these columns has the first of the other tasks in it.
+    Where a row is not wanted (``wanted_KB``), anything may stand."""
     if isinstance(baseline, CrossFitted):
         return baseline.by_fold(
             rollouts.tasks,
             columns_KM[:, :n_rows],
-            lambda part: drawn_baselines(part, rollouts, columns_KM, rewards_KM, n_rows, ages_M),
+            lambda part, wanted: drawn_baselines(part, rollouts, columns_KM, rewards_KM, n_rows, ages_M, wanted),
         )
     window = min(getattr(baseline, "window", 0), columns_KM.shape[1] - n_rows)
     columns_KM, rewards_KM = columns_KM[:, : n_rows + window], rewards_KM[:, : n_rows + window]
@@ -72,7 +74,10 @@ def drawn_baselines(
     chunk = blocks_at_once(baseline, n_rows, columns_KM.shape[1])
     for start in range(0, len(columns_KM), chunk):
         columns, rewards = columns_KM[start : start + chunk], rewards_KM[start : start + chunk]
-        w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible_blocks(keys, columns, n_rows), ages_M)
+        visible = visible_blocks(keys, columns, n_rows)
+        if wanted_KB is not None:
+            visible &= wanted_KB[start : start + chunk, :, None]
+        w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible, ages_M)
         nothing = ~w.any(axis=2)
         out[start : start + chunk] = np.where(nothing, baseline.prior, baseline.weighted_means(w, rewards))
     return out

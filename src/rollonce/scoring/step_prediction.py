@@ -14,6 +14,7 @@ Shapes: ``_K`` batches, ``_B`` rollouts of one, ``_M`` what it can see, ``_R`` r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batch_curve import SIZES, BatchCurve
+from rollonce.scoring.batches import column_ages
 from rollonce.scoring.crossfit import CrossFitted
 from rollonce.scoring.estimator import Scorer
 from rollonce.scoring.moments import Estimate
@@ -49,6 +51,70 @@ class StepPrediction(NamedTuple):
     beyond_curve: bool
 
 
+class DrawnSteps:
+    """Common batches with one drawn rollout at each place, and the inverse norms of the steps that baselines make of
+    them.
+
+    Args:
+        rollouts: The table.
+        batch_size: B.
+        columns: From a window to the tasks that each batch sees (K, B + window), the batches the same for every window.
+        seed: Of the draws; they do not depend on the window either.
+        exponents: Of the surprisal.
+        n_batches: At most so many batches.
+
+    Raises:
+        InputError: if a task has no rollout with a log-probability.
+    """
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        batch_size: int,
+        columns: Callable[[int], IntArray],
+        *,
+        seed: int,
+        exponents: Sequence[float],
+        n_batches: int,
+    ) -> None:
+        if rollouts.log_probs_R is None:
+            raise InputError(
+                "these rollouts have no log-probabilities to predict a training step from; log their sum for each "
+                "rollout as log_prob (rollonce collect does)",
+                file=rollouts.source or None,
+            )
+        self.rollouts, self.batch_size, self.exponents, self.n_batches = rollouts, batch_size, exponents, n_batches
+        self._columns, self._seed = columns, seed
+        self._surprisals_R = np.maximum(-rollouts.log_probs_R, 0.0)
+        self._known_R, self._counts_N, self._starts_N = _rollouts_with_log_probs(rollouts)
+
+    def draw(self, window: int, n_batches: int | None = None) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Columns, rewards and surprisals of the drawn rollouts (K, B + window)."""
+        n_batches = min(self.n_batches, n_batches or self.n_batches)
+        columns_KM = self._columns(window)[:n_batches]
+        # A uniform number for each batch and place, one stream for each place, so that draws do not depend on M.
+        u_MK = np.random.default_rng([self._seed, 31]).random((columns_KM.shape[1], self.n_batches))
+        at = self._starts_N[columns_KM] + (u_MK.T[:n_batches] * self._counts_N[columns_KM]).astype(np.int64)
+        rollout_KM = self._known_R[at]
+        return columns_KM, self.rollouts.rewards_R[rollout_KM], self._surprisals_R[rollout_KM]
+
+    def inverse_norms(
+        self, baseline: Baseline | CrossFitted, window: int, n_batches: int | None = None
+    ) -> list[FloatArray]:
+        """``(sum_i A_i^2 S_i^a)^(-1/2)`` of each batch (K,), for each exponent a.
+
+        Args:
+            baseline: A leave-one-out one.
+            window: Rows of other tasks that it sees.
+            n_batches: The first so many.
+        """
+        b = self.batch_size
+        columns_KM, rewards_KM, surprisals_KM = self.draw(window, n_batches)
+        b_KB = drawn_baselines(baseline, self.rollouts, columns_KM, rewards_KM, b, column_ages(b, window))
+        advantages_KB, surprisals_KB = rewards_KM[:, :b] - b_KB, surprisals_KM[:, :b]
+        return [inverse_norms(advantages_KB, surprisals_KB, a) for a in self.exponents]
+
+
 class StepPredictor:
     """Predicts for many baselines on common batches and draws of rollouts.
 
@@ -62,25 +128,31 @@ class StepPredictor:
     """
 
     def __init__(self, scorer: Scorer, exponents: tuple[float, ...], n_batches: int = 2000) -> None:
-        table = scorer.rollouts
-        self._scorer, self.exponents = scorer, exponents
-        if table.log_probs_R is None:
-            raise InputError("these rollouts have no log-probabilities", file=table.source or None)
-        self._surprisals_R = np.maximum(-table.log_probs_R, 0.0)
-        self._known_N, self._counts_N, self._starts_N = _known_rollouts(table)
-        self._n_batches = min(n_batches, scorer.n_batches)
-        extra = min(scorer.batch_size, scorer.n_tasks - scorer.batch_size)
-        wide_KM, rewards_KM, surprisals_KB = self._drawn(extra)
         b = scorer.batch_size
+        self._scorer, self.exponents = scorer, exponents
+        self._steps = DrawnSteps(
+            scorer.rollouts,
+            b,
+            scorer.columns,
+            seed=scorer.seed,
+            exponents=exponents,
+            n_batches=min(n_batches, scorer.n_batches),
+        )
+        extra = min(b, scorer.n_tasks - b)
+        wide_KM, rewards_KM, surprisals_KM = self._steps.draw(extra)
         self._design = Design(wide_KM[:, :b], scorer.n_tasks)
-        self._loo = self._values(rewards_KM[:, :b] - _loo(rewards_KM[:, :b]), surprisals_KB[:, :b])
+
+        def of_loo(size: int, exponent: float) -> FloatArray:
+            advantages = rewards_KM[:, :size] - _leave_one_out_means(rewards_KM[:, :size])
+            return inverse_norms(advantages / size * b, surprisals_KM[:, :size], exponent)
+
+        self._loo_inverse_norms = [of_loo(b, a) for a in exponents]
         sizes = [round(f * b) for f in SIZES if 2 <= round(f * b) <= b + extra]
         self._curves = []
-        for a, own_K in zip(exponents, self._loo, strict=True):
+        for a, own_K in zip(exponents, self._loo_inverse_norms, strict=True):
             logs = []
             for size in sizes:
-                advantages = rewards_KM[:, :size] - _loo(rewards_KM[:, :size])
-                value = inverse_norms(advantages / size * b, surprisals_KB[:, :size], a).mean()
+                value = of_loo(size, a).mean()
                 logs.append(np.log(value / own_K.mean()) if value > 0 and own_K.mean() > 0 else np.nan)
             usable = np.isfinite(logs)
             self._curves.append(BatchCurve(np.array(sizes)[usable] / b, np.array(logs)[usable]))
@@ -90,32 +162,16 @@ class StepPredictor:
         scorer, b = self._scorer, self._scorer.batch_size
         twin = baseline.twin()
         window = scorer.usable_window(int(getattr(twin, "window", 0)))
-        columns_KM, rewards_KM, surprisals_KB = self._drawn(window, few=scorer.batches_for(twin, window))
-        b_KB = drawn_baselines(twin, scorer.rollouts, columns_KM, rewards_KM, b, scorer.ages(window))
-        values = self._values(rewards_KM[:, :b] - b_KB, surprisals_KB[:, :b])
+        values = self._steps.inverse_norms(twin, window, scorer.batches_for(twin, window))
+        design = Design(scorer.columns(window)[: len(values[0]), :b], scorer.n_tasks)
         out = []
-        for a, curve, own_K, loo_K in zip(self.exponents, self._curves, values, self._loo, strict=True):
-            design = Design(columns_KM[:, :b], scorer.n_tasks)
+        for a, curve, own_K, loo_K in zip(self.exponents, self._curves, values, self._loo_inverse_norms, strict=True):
             mine, loo = design.of_batches(own_K), design.of_batches(loo_K[: len(own_K)])
-            out.append(_prediction(a, mine, loo, curve, b))
+            out.append(_predicted_step(a, mine, loo, curve, b))
         return out
 
-    def _drawn(self, window: int, few: int | None = None) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Columns, rewards and surprisals of the drawn rollouts; a longer window has the same batches and draws."""
-        n_batches = min(self._n_batches, few or self._n_batches)
-        columns_KM = self._scorer.columns(window)[:n_batches]
-        # A uniform number for each batch and place, one stream for each place, so that draws do not depend on M.
-        u_MK = np.random.default_rng([self._scorer.seed, 31]).random((columns_KM.shape[1], self._n_batches))
-        at = self._starts_N[columns_KM] + (u_MK.T[:n_batches] * self._counts_N[columns_KM]).astype(np.int64)
-        rollout_KM = self._known_N[at]
-        table = self._scorer.rollouts
-        return columns_KM, table.rewards_R[rollout_KM], self._surprisals_R[rollout_KM]
 
-    def _values(self, advantages_KB: FloatArray, surprisals_KB: FloatArray) -> list[FloatArray]:
-        return [inverse_norms(advantages_KB, surprisals_KB, a) for a in self.exponents]
-
-
-def _known_rollouts(table: Rollouts) -> tuple[IntArray, IntArray, IntArray]:
+def _rollouts_with_log_probs(table: Rollouts) -> tuple[IntArray, IntArray, IntArray]:
     """Rollouts with a log-probability, end to end in task order; how many each task has, and where they start."""
     assert table.log_probs_R is not None
     known_R = np.isfinite(table.log_probs_R)
@@ -131,7 +187,7 @@ def _known_rollouts(table: Rollouts) -> tuple[IntArray, IntArray, IntArray]:
     return np.flatnonzero(known_R), counts_N, np.concatenate([[0], np.cumsum(counts_N)[:-1]])
 
 
-def _loo(rewards_KB: FloatArray) -> FloatArray:
+def _leave_one_out_means(rewards_KB: FloatArray) -> FloatArray:
     n = rewards_KB.shape[1]
     return (rewards_KB.sum(axis=1, keepdims=True) - rewards_KB) / (n - 1)
 
@@ -144,7 +200,7 @@ def inverse_norms(advantages_KB: FloatArray, surprisals_KB: FloatArray, exponent
     return np.divide(1.0, np.sqrt(total_K), out=np.zeros(len(total_K)), where=total_K > 0)
 
 
-def _prediction(exponent: float, mine: Quantity, loo: Quantity, curve: BatchCurve, b: int) -> StepPrediction:
+def _predicted_step(exponent: float, mine: Quantity, loo: Quantity, curve: BatchCurve, b: int) -> StepPrediction:
     if not (mine.value > 0 and loo.value > 0):
         nothing = Estimate(float("nan"), float("nan"), float("nan"))
         return StepPrediction(exponent, nothing, nothing, False)
@@ -157,17 +213,31 @@ def _prediction(exponent: float, mine: Quantity, loo: Quantity, curve: BatchCurv
     return StepPrediction(exponent, progress, equivalent, not curve.measured(x))
 
 
-def between(predictions: list[StepPrediction]) -> tuple[Estimate, Estimate]:
-    """Progress and equivalent batch over the exponents that were asked for: of one its own; of several the geometric
-    mean, with an interval that holds all of theirs."""
-
-    def joined(estimates: list[Estimate]) -> Estimate:
-        value = float(np.exp(np.mean(np.log([e.value for e in estimates]))))
-        return Estimate(value, float(np.min([e.low for e in estimates])), float(np.max([e.high for e in estimates])))
-
-    if len(predictions) == 1:
-        return predictions[0].progress, predictions[0].equivalent_batch
+def between(predictions: Sequence[StepPrediction]) -> tuple[Estimate, Estimate]:
+    """Progress and equivalent batch over the exponents that were asked for, each `joined`."""
     return joined([p.progress for p in predictions]), joined([p.equivalent_batch for p in predictions])
 
 
-__all__ = ["UNMEASURED", "StepPrediction", "StepPredictor", "between", "inverse_norms"]
+def joined(estimates: Sequence[Estimate]) -> Estimate:
+    """Of one estimate itself; of several the geometric mean, with an interval that holds all of theirs."""
+    if len(estimates) == 1:
+        return estimates[0]
+    value = float(np.exp(np.mean(np.log([e.value for e in estimates]))))
+    return Estimate(value, float(np.min([e.low for e in estimates])), float(np.max([e.high for e in estimates])))
+
+
+def exponents_for(exponent: float | None) -> tuple[float, ...]:
+    """The measured one, or those between which every policy lies."""
+    return UNMEASURED if exponent is None else (exponent,)
+
+
+__all__ = [
+    "UNMEASURED",
+    "DrawnSteps",
+    "StepPrediction",
+    "StepPredictor",
+    "between",
+    "exponents_for",
+    "inverse_norms",
+    "joined",
+]

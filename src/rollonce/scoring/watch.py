@@ -11,13 +11,13 @@ Where the log has log-probabilities, the progress of each baseline's step is pre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch, LeaveOneOut
-from rollonce.rollouts import FloatArray, Rollouts
+from rollonce.rollouts import FloatArray, Tasks
 from rollonce.scoring.intervals import jackknife_error, log_interval
 from rollonce.scoring.moments import Estimate
 from rollonce.scoring.step_prediction import inverse_norms
@@ -119,13 +119,54 @@ class Watcher:
                     n,
                     int(rows.sum()),
                     scored_as,
-                    _progress(known, k, self._loo) if len(known) else None,
+                    _progress_over_steps(known, k, self._loo) if len(known) else None,
                 )
             )
         return sorted(out, key=lambda s: s.mean_squared_advantage)
 
 
-def _progress(inverse_norms_SA: FloatArray, k: int, loo: int) -> Estimate:
+class GrowingWatcher:
+    """A watcher of a log that is still written. The vocabulary is that of the prompts seen, so whenever these double
+    everything is fitted and scored anew.
+
+    Args:
+        fitted_baselines: From tasks to the baselines fitted on them.
+        exponent: See `Watcher`.
+    """
+
+    def __init__(self, fitted_baselines: Callable[[Tasks], Sequence[Baseline]], exponent: float | None = None) -> None:
+        self.fitted_baselines, self.exponent = fitted_baselines, exponent
+        self.steps: list[Batch] = []
+        self._first_place: dict[str, tuple[Batch, int]] = {}
+        self._watcher: Watcher | None = None
+        self._fitted_on = 0
+
+    @property
+    def n_prompts(self) -> int:
+        """Different prompts so far."""
+        return len(self._first_place)
+
+    def step(self, batch: Batch) -> None:
+        """Score one more step."""
+        self.steps.append(batch)
+        for i, prompt in enumerate(batch.tasks.prompts):
+            self._first_place.setdefault(prompt, (batch, i))
+        if self._watcher is not None and self.n_prompts < 2 * self._fitted_on:
+            self._watcher.step(batch)
+            return
+        self._fitted_on, places = self.n_prompts, self._first_place.values()
+        columns = {name: [b.tasks.column(name)[i] for b, i in places] for name in batch.tasks.column_names}
+        tasks = Tasks(list(self._first_place), None, columns)
+        self._watcher = Watcher(self.fitted_baselines(tasks), self.exponent)
+        for old in self.steps:
+            self._watcher.step(old)
+
+    def scores(self) -> list[WatchScore]:
+        """As `Watcher.scores`."""
+        return self._watcher.scores() if self._watcher is not None else []
+
+
+def _progress_over_steps(inverse_norms_SA: FloatArray, k: int, loo: int) -> Estimate:
     """Mean inverse norm of a baseline's steps over LOO's, with a jackknife interval over steps."""
     total = inverse_norms_SA.sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -154,20 +195,3 @@ def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
             at = np.concatenate([[i], rest])
             out[i] = baseline.predict(Batch(batch.tasks.take(at), batch.rewards_B[at]), others).baseline_B[0]
     return out
-
-
-def steps_of(rollouts: Rollouts, batch_size: int | None = None) -> Iterator[Batch]:
-    """The rollouts of a log as steps, in order: by its step column, or in runs of ``batch_size`` rows of the file."""
-    order = (
-        np.argsort(rollouts.order_R, kind="stable") if rollouts.order_R is not None else np.arange(rollouts.n_rollouts)
-    )
-    task_of = rollouts.task_of_R
-    if rollouts.steps_R is not None and batch_size is None:
-        step = rollouts.steps_R[order]
-        groups: Iterable[np.ndarray] = [order[step == s] for s in np.unique(step)]
-    else:
-        size = batch_size or 32
-        groups = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
-    for rows in groups:
-        log_probs_B = rollouts.log_probs_R[rows] if rollouts.log_probs_R is not None else None
-        yield Batch(rollouts.tasks.take(task_of[rows]), rollouts.rewards_R[rows], log_probs_B=log_probs_B)

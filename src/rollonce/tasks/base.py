@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
-from rollonce.rollouts import Tasks, check_column_name, normalise_prompt
+from rollonce.prompts import check_column_name, normalise_prompt
+from rollonce.rollouts import Tasks
 
 Grader = Callable[[str, str], float]
 """``grader(response, reference) -> reward``. It must be picklable (a function or dataclass of an importable module):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.rollouts import normalise_prompt, render_messages
+from rollonce.prompts import normalise_prompt, render_messages
 from rollonce.tasks.base import SPLITS, Grader, Task, TaskSet, TaskSplits, split_of
 from rollonce.tasks.grading import grader_by_name
 from rollonce.tasks.source import Source, TaskRequest, choose_all

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.rollouts import normalise_prompt
+from rollonce.prompts import normalise_prompt
 from rollonce.tasks.base import Task, TaskSet, TaskSplits, check_disjoint
 from rollonce.tasks.grading import extract_answer, math_verify, numeric_exact
 from rollonce.tasks.jsonl import read_json_lines

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.rollouts import normalise_prompt
+from rollonce.prompts import normalise_prompt
 from rollonce.tasks.base import SPLITS, Task, TaskSet, TaskSplits, split_of
 from rollonce.tasks.grading import extract_answer
 from rollonce.tasks.source import Source, TaskRequest

@@ -1,11 +1,11 @@
 """What a trial is worth: the ratio of its B_eff to the in-batch LOO mean, on common batches, over the targets it may
-learn from."""
+learn from. (`rollonce.tuning.step_objective` has another worth.)"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,20 @@ from rollonce.tuning.space import Bank
 
 # With a long window each batch of Kriging needs a solve over all it sees; a search can only afford this many.
 EXPENSIVE_BATCHES = 12
+
+
+class Comparison(NamedTuple):
+    """A finalist on the tasks that choose.
+
+    Attributes:
+        over_loo: Worth relative to the in-batch LOO mean.
+        over_plain: Relative to the LOO mean with the longest window searched.
+        z: How many standard errors over tasks that gain is.
+    """
+
+    over_loo: float
+    over_plain: float
+    z: float
 
 
 @dataclass
@@ -70,10 +84,10 @@ class Objective:
         ):
             columns = columns[:EXPENSIVE_BATCHES]
         rows = columns[:, : self.batch_size]
-        e = _by_task(self.scorer.errors(baseline, columns, window), rows, self.rollouts.n_tasks)
+        e = _mean_by_task(self.scorer.errors(baseline, columns, window), rows, self.rollouts.n_tasks)
         key = len(columns)
         if key not in self._loo:
-            self._loo[key] = _by_task(self.scorer.errors(LeaveOneOut(), rows, 0), rows, self.rollouts.n_tasks)
+            self._loo[key] = _mean_by_task(self.scorer.errors(LeaveOneOut(), rows, 0), rows, self.rollouts.n_tasks)
         s2 = self.scorer.s2 if self.scorer.has_repeats else 0.0
         self.seconds_scoring += time.perf_counter() - begin
         return s2 + e, s2 + self._loo[key]
@@ -81,6 +95,16 @@ class Objective:
     def value(self, baseline: LinearSmoother) -> float:
         """Ratio of B_eff to the in-batch LOO mean over the targets (every target counts once)."""
         return ratio(*self.squared_advantages(baseline), self.is_target_N)
+
+    def compare(self, baseline: LinearSmoother, plain: LinearSmoother) -> Comparison:
+        """A baseline beside the in-batch LOO mean and a plain mean, on the same batches."""
+        a2_N, loo_a2_N = self.squared_advantages(baseline)
+        plain_a2_N, _ = self.squared_advantages(plain, like=baseline)
+        return Comparison(
+            ratio(a2_N, loo_a2_N, self.is_target_N),
+            ratio(a2_N, plain_a2_N, self.is_target_N),
+            paired_z(a2_N, plain_a2_N, self.is_target_N),
+        )
 
 
 def ratio(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
@@ -101,7 +125,7 @@ def paired_z(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> floa
     return float(gain.mean()) / se if se > 0 else 0.0
 
 
-def _by_task(e_KB: FloatArray, rows_KB: IntArray, n: int) -> FloatArray:
+def _mean_by_task(e_KB: FloatArray, rows_KB: IntArray, n: int) -> FloatArray:
     """Mean error of each task over the batches that drew it (N,), NaN for those never drawn."""
     known = np.isfinite(e_KB)
     total = np.bincount(rows_KB[known], weights=e_KB[known], minlength=n)

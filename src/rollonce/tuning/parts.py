@@ -15,6 +15,7 @@ from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError
 from rollonce.rollouts import IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate, Score, Scorer
+from rollonce.tuning.step_objective import StepObjective
 
 # Below this many tasks the report part of a split would be too small to say anything: cross-fitting instead.
 CROSS_FIT_BELOW = 150
@@ -93,10 +94,12 @@ class ReportPart:
 
     Args:
         scorer: With the report part as its targets.
+        exponents: Of the surprisal, where a step's progress is to be reported as well.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, exponents: Sequence[float] | None = None) -> None:
         self._scorer: Scorer | None = scorer
+        self._exponents = exponents
 
     def judge(
         self, baseline: Baseline | CrossFitted, published: Baseline, self_tuning: Baseline | CrossFitted | None = None
@@ -111,10 +114,16 @@ class ReportPart:
                 "the report part was looked at already; a number chosen after looking is no report. Use other tasks"
             )
         scorer, self._scorer = self._scorer, None
-        return Judged(
-            scorer.score(baseline),
-            scorer.score(LeaveOneOut()),
-            scorer.score(published),
-            scorer.ratio(baseline, published),
-            None if self_tuning is None else scorer.score(self_tuning),
-        )
+        every = [baseline, LeaveOneOut(), published, *([] if self_tuning is None else [self_tuning])]
+        scores = [scorer.score(one) for one in every]
+        if self._exponents is not None:
+            steps = StepObjective(
+                scorer.rollouts,
+                scorer.batch_size,
+                scorer.n_batches,
+                scorer.seed,
+                targets=None if scorer.targets is None else np.asarray(scorer.targets),
+                exponents=self._exponents,
+            )
+            scores = [s._replace(progress=steps.progress(one)) for s, one in zip(scores, every, strict=True)]
+        return Judged(*scores[:3], scorer.ratio(baseline, published), scores[3] if self_tuning is not None else None)

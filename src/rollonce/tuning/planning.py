@@ -17,6 +17,8 @@ from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, dead_group_fraction, loo_b_eff, moments
+from rollonce.scoring.step_prediction import StepPredictor, between
+from rollonce.tuning.step_objective import ObjectiveName, objective_for
 
 GROUP_SIZES = (2, 4, 8, 16)
 
@@ -210,6 +212,8 @@ def plan_from_rollouts(
     baseline: Baseline | None = None,
     ratio: float | None = None,
     rho: float = 0.0,
+    objective: ObjectiveName = "b_eff",
+    exponent: float | None = None,
 ) -> Plan:
     """A `plan` with moments, degenerate groups and, where one is given, a baseline's ratio measured on rollouts.
 
@@ -219,6 +223,9 @@ def plan_from_rollouts(
         baseline: A fitted baseline, scored at ``min(budget, tasks)``; instead of ``ratio``.
         ratio: B_eff of the baseline over the in-batch LOO mean's.
         rho: See `plan`.
+        objective: What the baseline's ratio is of: ``b_eff``, or ``step``, the batch with which LOO makes the progress
+            that is predicted from log-probabilities, over B.
+        exponent: Of the surprisal, for ``step``.
 
     Raises:
         InputError: for rollouts without repeats or without noise, and as `plan`.
@@ -235,13 +242,22 @@ def plan_from_rollouts(
             "rollouts of a task never differ (s2 = 0): there is no noise to plan for", file=rollouts.source
         )
     assumed = _always_assumed(rho)
+    exponents, note = objective_for(objective, exponent, [rollouts])
     if baseline is not None:
         size = min(budget, rollouts.n_tasks)
-        ratio = Scorer(rollouts, size, resamples=0).score(baseline).ratio.value
+        scorer = Scorer(rollouts, size, resamples=0)
+        if exponents is None:
+            ratio, how = scorer.score(baseline).ratio.value, "measured on this file"
+        else:
+            equivalent = between(StepPredictor(scorer, tuple(exponents)).predict(baseline))[1]
+            ratio, how = equivalent.value / size, "predicted of a training step from this file's log-probabilities"
+            if not np.isfinite(ratio):
+                raise InputError("no LOO batch makes this baseline's progress; plan with --objective b_eff")
         assumed.append(
-            f"The baseline's ratio to LOO, {ratio:.3f}, was measured on this file at B = {size}; if it was tuned on "
-            "it, that is optimistic."
+            f"The baseline's ratio to LOO, {ratio:.3f}, was {how} at B = {size}; if it was tuned on it, that is "
+            "optimistic."
         )
+        assumed += [note] if note else []
     elif ratio is None:
         assumed.append("The baseline is the LOO mean; --baseline or --b-eff-ratio for a better one.")
     if set(rollouts.rewards_R.tolist()) - {0.0, 1.0}:

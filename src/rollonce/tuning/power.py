@@ -65,7 +65,7 @@ def smallest_passing(rule: str, n: int, alpha: float, margin: float, discordance
     low, high = margin, max(1.0, margin + half_width(rule, n, alpha, 1.0))  # d - width(d) rises with d
     for _ in range(200):
         d = (low + high) / 2
-        if d - half_width(rule, n, alpha, _variance(discordance, d)) > margin:
+        if d - half_width(rule, n, alpha, _variance_of_difference(discordance, d)) > margin:
             high = d
         else:
             low = d
@@ -80,7 +80,7 @@ def n_needed(rule: str, true: float, alpha: float, margin: float, discordance: f
     """
     if true <= margin:
         return None
-    z, v = stats.norm.ppf(power), _variance(discordance, true)
+    z, v = stats.norm.ppf(power), _variance_of_difference(discordance, true)
 
     def passes(n: int) -> bool:
         return true - z * np.sqrt(v / n) - half_width(rule, n, alpha, v) > margin
@@ -134,5 +134,5 @@ def power_table(
     return out
 
 
-def _variance(discordance: float, d: float) -> float:
+def _variance_of_difference(discordance: float, d: float) -> float:
     return max(max(discordance, abs(d)) - d * d, 0.0)  # a difference of d needs at least |d| of the items to differ

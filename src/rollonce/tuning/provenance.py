@@ -26,6 +26,9 @@ def provenance(result: TuneResult, files: Sequence[str | PathLike[str]], command
         command: The command as it was typed.
     """
     reported = result.judged.score
+    of_step = (
+        {} if reported.progress is None else {"reported_progress": [_rounded_or_none(x) for x in reported.progress]}
+    )
     return {
         "command": command,
         "tuned_on": result.name,
@@ -35,10 +38,11 @@ def provenance(result: TuneResult, files: Sequence[str | PathLike[str]], command
         "rollouts": result.settings["n_rollouts"],
         "rollouts_hash": result.settings["rollouts_hash"],
         "settings": {name: value for name, value in result.settings.items() if name != "space"},
-        "reported_ratio_to_loo": [_rounded(x) for x in reported.ratio],
-        "reported_b_eff": [_rounded(x) for x in reported.b_eff],
+        "reported_ratio_to_loo": [_rounded_or_none(x) for x in reported.ratio],
+        "reported_b_eff": [_rounded_or_none(x) for x in reported.b_eff],
+        **of_step,
         "reported_how": "cross-fitted procedure" if result.cross_fitted else "held-out report part",
-        "tuned_ratio_to_loo": _rounded(result.tuned),
+        "tuned_ratio_to_loo": _rounded_or_none(result.tuned),
         "fell_back_to_loo": result.is_loo,
         "versions": {"rollonce": __version__, "numpy": np.__version__},
     }
@@ -54,12 +58,12 @@ def row_provenance(board: Board, rollouts: Rollouts, score: Score | None, comman
         "rollouts": rollouts.n_rollouts,
         "rollouts_hash": table_hash(rollouts),
         "settings": {"batch_size": board.batch_size, **board.settings},
-        "reported_ratio_to_loo": [_rounded(x) for x in score.ratio] if score else [],
-        "reported_b_eff": [_rounded(x) for x in score.b_eff] if score else [],
+        "reported_ratio_to_loo": [_rounded_or_none(x) for x in score.ratio] if score else [],
+        "reported_b_eff": [_rounded_or_none(x) for x in score.b_eff] if score else [],
         "reported_how": f"a board of {len(board.scores)} rows on these very tasks; the best of many flatters itself",
         "versions": {"rollonce": __version__, "numpy": np.__version__},
     }
 
 
-def _rounded(value: float) -> float | None:
+def _rounded_or_none(value: float) -> float | None:
     return round(float(value), 6) if math.isfinite(value) else None

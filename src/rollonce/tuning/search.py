@@ -104,9 +104,13 @@ class Search:
             budget: When to stop. At least one trial is made.
             progress: Called with (trials done, seconds, best value so far) after each.
         """
-        return self._climb(budget, progress) if self.sampler == "hillclimb" else self._optuna(budget, progress)
+        return (
+            self._climb_greedily(budget, progress)
+            if self.sampler == "hillclimb"
+            else self._search_with_optuna(budget, progress)
+        )
 
-    def _climb(self, budget: Budget, progress: Progress | None) -> list[Trial]:
+    def _climb_greedily(self, budget: Budget, progress: Progress | None) -> list[Trial]:
         out: list[Trial] = []
         begin = last = time.perf_counter()
         for step in hill_climb(self.space, self.bank, self.value, seed=self.seed):
@@ -119,15 +123,15 @@ class Search:
                 break
         return out
 
-    def _optuna(self, budget: Budget, progress: Progress | None) -> list[Trial]:
-        optuna = _optuna()
+    def _search_with_optuna(self, budget: Budget, progress: Progress | None) -> list[Trial]:
+        optuna = _load_optuna()
         study = self.study = optuna.create_study(
             storage=storage_url(self.storage), study_name=self.name, direction="maximize", load_if_exists=True
         )
         if not study.get_trials(deepcopy=False):
             for params in starts(self.space):
                 study.enqueue_trial(params, skip_if_exists=True)
-        done = _completed(study)
+        done = _completed_trials(study)
         begin = time.perf_counter()
         worker: int | None = None
         best = max((t.value for t in done if np.isfinite(t.value)), default=-np.inf)
@@ -138,11 +142,11 @@ class Search:
             trial = study.ask()
             if worker is None:  # the first trial's number is this worker's own: no two draw the same candidates
                 worker = int(trial.number)
-                study.sampler = self._tpe(optuna, worker)
+                study.sampler = self._tpe_sampler(optuna, worker)
             elif self.sampler == "cmaes" and n_done == round(
-                0.4 * _planned(budget, n_done, time.perf_counter() - begin)
+                0.4 * _planned_trials(budget, n_done, time.perf_counter() - begin)
             ):
-                study.sampler = self._cmaes(optuna, study, worker)
+                study.sampler = self._cmaes_sampler(optuna, study, worker)
             start = time.perf_counter()
             baseline = self.space.build(_OptunaAsk(trial), self.bank)
             v = self.value(baseline)
@@ -155,22 +159,22 @@ class Search:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             n_done += 1
             if self.storage is not None and n_done % 10 == 0:
-                n_done = max(n_done, len(_completed(study)))  # other machines' trials count as well
+                n_done = max(n_done, len(_completed_trials(study)))  # other machines' trials count as well
             seconds = time.perf_counter() - begin
             if progress:
                 progress(n_done, seconds, best)
             if seconds >= budget.seconds:
                 break
-        return _completed(study)
+        return _completed_trials(study)
 
-    def _tpe(self, optuna: Any, worker: int) -> Any:
+    def _tpe_sampler(self, optuna: Any, worker: int) -> Any:
         return optuna.samplers.TPESampler(
             seed=self.seed + 7919 * worker, multivariate=True, group=True, n_startup_trials=20
         )
 
-    def _cmaes(self, optuna: Any, study: Any, worker: int) -> Any:
+    def _cmaes_sampler(self, optuna: Any, study: Any, worker: int) -> Any:
         """CMA-ES on the numbers, with the choices of the best trial so far held fixed."""
-        if not _completed(study):
+        if not _completed_trials(study):
             return study.sampler
         best = study.best_trial
         fixed = {
@@ -246,7 +250,7 @@ def importances(study: Any, seed: int = 0) -> dict[str, dict[str, float]]:
     """
     if study is None:
         return {}
-    optuna = _optuna()
+    optuna = _load_optuna()
     done = [t for t in study.get_trials(deepcopy=False) if t.state == optuna.trial.TrialState.COMPLETE]
     if len(done) < 10:
         return {}
@@ -271,12 +275,12 @@ def importances(study: Any, seed: int = 0) -> dict[str, dict[str, float]]:
     return out
 
 
-def _planned(budget: Budget, n_done: int, seconds: float) -> float:
+def _planned_trials(budget: Budget, n_done: int, seconds: float) -> float:
     """Trials in all, as far as can be told: from the budget, or from the pace so far."""
     return budget.trials if np.isfinite(budget.trials) else max(n_done, 1) * budget.seconds / max(seconds, 1e-9)
 
 
-def _completed(study: Any) -> list[Trial]:
+def _completed_trials(study: Any) -> list[Trial]:
     out = []
     for t in study.get_trials(deepcopy=False):
         if t.state.name == "COMPLETE" and "config" in t.user_attrs:
@@ -292,7 +296,7 @@ def _completed(study: Any) -> list[Trial]:
     return out
 
 
-def _optuna() -> Any:
+def _load_optuna() -> Any:
     """Optuna, loaded when first searched with; it need not be there to use what it found."""
     import optuna
 

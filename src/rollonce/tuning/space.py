@@ -89,7 +89,7 @@ class Space:
         """
         tables = [rollouts] if isinstance(rollouts, Rollouts) else list(rollouts)
         shared = [c for c in tables[0].tasks.column_names if all(c in t.tasks.column_names for t in tables)]
-        numeric = [c for c in shared if all(_is_number(t.tasks, c) for t in tables)]
+        numeric = [c for c in shared if all(_is_numeric_column(t.tasks, c) for t in tables)]
         return cls(tuple(numeric), tuple(c for c in shared if c not in numeric), embedding, window)
 
     def beginning_at(self, baseline: Baseline) -> Space:
@@ -132,26 +132,26 @@ class Space:
             kernels, variances = self._covariances(ask, bank)
             nugget = ask.real("nugget", 1e-3, 10.0, log=True)
             return Kriging(kernels, variances, nugget, window=window, decay=decay, shrinkage=shrinkage)
-        return KernelBaseline(self._kernel(family, ask, bank), window=window, decay=decay, shrinkage=shrinkage)
+        return KernelBaseline(self._any_kernel(family, ask, bank), window=window, decay=decay, shrinkage=shrinkage)
 
-    def _kernel(self, family: str, ask: Ask, bank: Bank) -> Kernel:
+    def _any_kernel(self, family: str, ask: Ask, bank: Bank) -> Kernel:
         if family == "softmax":
-            return Softmax(self._text(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
+            return Softmax(self._text_feature(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
         if family == "cosine":
-            return Cosine(self._text(ask, bank))
+            return Cosine(self._text_feature(ask, bank))
         if family == "rbf":
-            return self._rbf(ask, bank)
+            return self._rbf_kernel(ask, bank)
         if family == "nearest":
-            return Nearest(self._text(ask, bank), ask.integer("k", 1, 64))
+            return Nearest(self._text_feature(ask, bank), ask.integer("k", 1, 64))
         if family == "buckets":
-            return Buckets(self._number(ask, bank), ask.integer("buckets", 2, 12))
+            return Buckets(self._numeric_feature(ask, bank), ask.integer("buckets", 2, 12))
         if family == "same":
-            return self._same(ask, bank)
-        first = Softmax(self._text(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
+            return self._same_kernel(ask, bank)
+        first = Softmax(self._text_feature(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
         second = (
-            self._same(ask, bank)
+            self._same_kernel(ask, bank)
             if self.category_columns and ask.choice("partner", ["number", "same"]) == "same"
-            else self._rbf(ask, bank)
+            else self._rbf_kernel(ask, bank)
         )
         if family == "product":
             return Product([first, second])
@@ -159,21 +159,21 @@ class Space:
         return Mixture([first, second], [share, 1 - share])
 
     def _covariances(self, ask: Ask, bank: Bank) -> tuple[list[Kernel], list[float]]:
-        text = self._text(ask, bank)
+        text = self._text_feature(ask, bank)
         sharp = ask.choice("covariance", ["cosine", "softmax"]) == "softmax"
         kernels: list[Kernel] = [Softmax(text, ask.real("temperature", 0.02, 3.0, log=True)) if sharp else Cosine(text)]
         variances = [ask.real("variance_text", 1e-3, 30.0, log=True)]
-        kernels.append(self._rbf(ask, bank))
+        kernels.append(self._rbf_kernel(ask, bank))
         variances.append(ask.real("variance_number", 1e-3, 30.0, log=True))
         if self.category_columns:
-            kernels.append(self._same(ask, bank))
+            kernels.append(self._same_kernel(ask, bank))
             variances.append(ask.real("variance_same", 1e-3, 30.0, log=True))
         return kernels, variances
 
-    def _rbf(self, ask: Ask, bank: Bank) -> Rbf:
-        return Rbf(self._number(ask, bank), ask.real("length_scale", 0.03, 3.0, log=True))
+    def _rbf_kernel(self, ask: Ask, bank: Bank) -> Rbf:
+        return Rbf(self._numeric_feature(ask, bank), ask.real("length_scale", 0.03, 3.0, log=True))
 
-    def _same(self, ask: Ask, bank: Bank) -> Same:
+    def _same_kernel(self, ask: Ask, bank: Bank) -> Same:
         name = (
             self.category_columns[0]
             if len(self.category_columns) == 1
@@ -181,13 +181,13 @@ class Space:
         )
         return Same(bank.get(CategoryColumn(name)))  # type: ignore[arg-type]
 
-    def _number(self, ask: Ask, bank: Bank) -> Feature:
+    def _numeric_feature(self, ask: Ask, bank: Bank) -> Feature:
         if not self.number_columns:
             return bank.get(LogLength())
         name = ask.choice("number", ["log_length", *self.number_columns])
         return bank.get(LogLength() if name == "log_length" else NumberColumn(name))
 
-    def _text(self, ask: Ask, bank: Bank) -> Feature:
+    def _text_feature(self, ask: Ask, bank: Bank) -> Feature:
         kind = ask.choice("text", ["word", "char", *(("embedding",) if self.embedding else ())])
         if kind == "embedding":
             return bank.get(Embedding())
@@ -220,15 +220,15 @@ class Bank:
 
     def refit(self, baseline: LinearSmoother) -> LinearSmoother:
         """Puts this bank's fitted features into a baseline (in place) and returns it."""
-        self._replace(baseline)
+        self._with_features_replaced(baseline)
         return baseline
 
-    def _replace(self, component: Any) -> None:
+    def _with_features_replaced(self, component: Any) -> None:
         for name, child in component.children().items():
             if isinstance(child, Feature):
                 setattr(component, name, self.get(child))
             else:
-                self._replace(child)
+                self._with_features_replaced(child)
 
 
 @dataclass
@@ -332,7 +332,7 @@ def _with_numbers(config: dict[str, Any], numbers: dict[str, float], inside: str
     }
 
 
-def _is_number(tasks: Tasks, column: str) -> bool:
+def _is_numeric_column(tasks: Tasks, column: str) -> bool:
     try:
         return bool(np.isfinite(tasks.column(column).astype(np.float64)).all())
     except (TypeError, ValueError):

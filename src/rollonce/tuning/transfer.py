@@ -14,21 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.baselines import KernelBaseline, LeaveOneOut, SelfTuning, published_tfidf
+from rollonce.baselines import Baseline, KernelBaseline, LeaveOneOut, SelfTuning, published_tfidf
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.kernels import Buckets
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate, Scorer, check_scorable, cross_fit
+from rollonce.scoring.step_prediction import StepPredictor, between
 from rollonce.tuning.objective import Objective
 from rollonce.tuning.parts import by_prompt, divide
 from rollonce.tuning.space import Answers, Bank, Space, starts
+from rollonce.tuning.step_objective import ObjectiveName, StepObjective, make_objective, objective_for
 
 FOLDS = 3
+Measure = Callable[[Baseline | CrossFitted], Estimate]
 POOL, OTHERS, SELF_TUNING = "the pool of all sets", "all sets but this one", "self-tuning"
 
 
@@ -77,25 +81,34 @@ class TransferResult:
         )
 
 
-class _Choice:
+class _CandidatesOnSet:
     """Values of all candidates on one set, on all of its tasks and without each fold."""
 
-    def __init__(self, rollouts: Rollouts, batch_size: int, n_batches: int, seed: int, n_candidates: int) -> None:
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        batch_size: int,
+        n_batches: int,
+        seed: int,
+        n_candidates: int,
+        exponents: Sequence[float] | None,
+    ) -> None:
         self.rollouts, self.bank = rollouts, Bank(rollouts.tasks)
         n = rollouts.n_tasks
         self.folds = divide(rollouts, [1.0] * FOLDS, seed)
         self.fold_of_N: IntArray = np.zeros(n, dtype=np.int64)
-        self.whole = Objective(rollouts, batch_size, n_batches, seed, bank=self.bank)
-        self.without: list[Objective] = []
+        make = partial(make_objective, exponents, bank=self.bank)
+        self.whole = make(rollouts, batch_size, n_batches, seed)
+        self.without: list[Objective | StepObjective] = []
         self.strict = True
         for f, fold in enumerate(self.folds):
             self.fold_of_N[fold] = f
             rest = np.setdiff1d(np.arange(n), fold)
             if len(rest) >= batch_size:
-                self.without.append(Objective(rollouts.select(rest), batch_size, n_batches, seed, bank=self.bank))
+                self.without.append(make(rollouts.select(rest), batch_size, n_batches, seed))
             else:
                 self.strict = False
-                self.without.append(Objective(rollouts, batch_size, n_batches, seed, rest, self.bank))
+                self.without.append(make(rollouts, batch_size, n_batches, seed, targets=rest))
         self.values_C: FloatArray = np.full(n_candidates, np.nan)
         self.values_FC: FloatArray = np.full((FOLDS, n_candidates), np.nan)
 
@@ -135,6 +148,8 @@ def transfer(
     resamples: int = 60,
     seed: int = 0,
     self_tuning: bool = True,
+    objective: ObjectiveName = "b_eff",
+    exponent: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> TransferResult:
     """The matrix of kernels x sets.
@@ -146,6 +161,7 @@ def transfer(
         n_batches: Common batches behind a candidate's value.
         report_batches, resamples, seed: Of the cells.
         self_tuning: Whether the self-tuning baseline, which needs no transfer, gets a row too (cross-fitted).
+        objective, exponent: What is compared, see `rollonce.tuning.tune.tune`; one exponent for all sets.
         progress: Called with (what, done, total).
 
     Raises:
@@ -160,9 +176,10 @@ def transfer(
         )
     for table in tables:
         check_scorable(table, batch_size)
+    exponents, note = objective_for(objective, exponent, tables)
     space = Space.of(tables)
     configs = candidates(space, n_candidates, seed)
-    choices = [_Choice(t, batch_size, n_batches, seed, len(configs)) for t in tables]
+    choices = [_CandidatesOnSet(t, batch_size, n_batches, seed, len(configs), exponents) for t in tables]
     total, done = len(configs) * len(tables), 0
     for choice in choices:
         for c, config in enumerate(configs):
@@ -170,8 +187,8 @@ def transfer(
             done += 1
             if progress:
                 progress(f"candidates on {choice.rollouts.name}", done, total)
-    log_SC = _log(np.array([c.values_C for c in choices]))
-    log_SFC = _log(np.array([c.values_FC for c in choices]))
+    log_SC = _log_or_worst(np.array([c.values_C for c in choices]))
+    log_SFC = _log_or_worst(np.array([c.values_FC for c in choices]))
     pool_F = [int(np.argmax(log_SFC[:, f].mean(axis=0))) for f in range(FOLDS)]
     others_S = [int(np.argmax(np.delete(log_SC, s, axis=0).mean(axis=0))) for s in range(len(tables))]
     own_S = [int(np.argmax(log_SC[s])) for s in range(len(tables))]
@@ -187,18 +204,21 @@ def transfer(
         if progress:
             progress(f"scoring {names[s]}", s, len(tables))
         scorer = Scorer(tables[s], batch_size, report_batches, resamples, seed=seed + 1)
+        measure = _measure_of(scorer, exponents)
         known: dict[int, Cell] = {}
 
-        def plain(c: int, choice: _Choice = choice, scorer: Scorer = scorer, known: dict[int, Cell] = known) -> Cell:
+        def plain(
+            c: int, choice: _CandidatesOnSet = choice, measure: Measure = measure, known: dict[int, Cell] = known
+        ) -> Cell:
             if c not in known:
                 baseline = choice.bank.rebuild(configs[c])
-                known[c] = Cell(scorer.score(baseline).ratio, baseline.label, False)
+                known[c] = Cell(measure(baseline), baseline.label, False)
             return known[c]
 
-        def fitted(picks: Sequence[int], choice: _Choice = choice, scorer: Scorer = scorer) -> Cell:
+        def fitted(picks: Sequence[int], choice: _CandidatesOnSet = choice, measure: Measure = measure) -> Cell:
             chosen = {c: choice.bank.rebuild(configs[c]) for c in picks}
             serving = CrossFitted([chosen[c] for c in picks], by_prompt(choice.rollouts, choice.fold_of_N))
-            return Cell(scorer.score(serving).ratio, serving.label, True)
+            return Cell(measure(serving), serving.label, True)
 
         for a, name in enumerate(names):
             own = a == s
@@ -208,11 +228,11 @@ def transfer(
         rows[POOL].append(fitted(pool_F))
         rows[OTHERS].append(plain(others_S[s]))
         for name, baseline in published.items():
-            rows[name].append(Cell(scorer.score(baseline.fit(tables[s].tasks)).ratio, baseline.label, False))
+            rows[name].append(Cell(measure(baseline.fit(tables[s].tasks)), baseline.label, False))
         if self_tuning:
-            own_scorer = Scorer(tables[s], batch_size, n_batches=4000, seed=seed)
-            score = own_scorer.score(cross_fit(SelfTuning(), tables[s], seed=seed))
-            rows[SELF_TUNING].append(Cell(score.ratio, score.label, True))
+            of_its_own = _measure_of(Scorer(tables[s], batch_size, n_batches=4000, seed=seed), exponents)
+            serving = cross_fit(SelfTuning(), tables[s], seed=seed)
+            rows[SELF_TUNING].append(Cell(of_its_own(serving), serving.label, True))
     settings = {
         "n_candidates": len(configs),
         "batch_size": batch_size,
@@ -223,9 +243,20 @@ def transfer(
         "folds": FOLDS,
         "folds_without_own_neighbours": [c.strict for c in choices],
     }
+    if exponents is not None:
+        settings |= {"objective": objective, "exponents": list(exponents)}
     result = TransferResult(names, rows, [], settings)
     result.sentences = [sentence(name, cells, names) for name, cells in rows.items() if name != "LOO mean"]
+    result.sentences += [note] if note else []
     return result
+
+
+def _measure_of(scorer: Scorer, exponents: Sequence[float] | None) -> Measure:
+    """The ratio of a baseline's B_eff to LOO's, or its step's predicted progress."""
+    if exponents is None:
+        return lambda baseline: scorer.score(baseline).ratio
+    predictor = StepPredictor(scorer, tuple(exponents))
+    return lambda baseline: between(predictor.predict(baseline))[0]
 
 
 def geometric_mean(cells: Sequence[Cell]) -> float:
@@ -254,5 +285,5 @@ def sentence(name: str, cells: Sequence[Cell], columns: Sequence[str]) -> str:
     )
 
 
-def _log(values: FloatArray) -> FloatArray:
+def _log_or_worst(values: FloatArray) -> FloatArray:
     return np.where(np.isfinite(values) & (values > 0), np.log(np.maximum(values, 1e-9)), -10.0)

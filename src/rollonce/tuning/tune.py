@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,13 @@ from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother, SelfTuning
 from rollonce.errors import InputError
 from rollonce.files import plain_json
 from rollonce.rollouts import IntArray, Rollouts
-from rollonce.scoring import CrossFitted, Scorer, check_scorable
+from rollonce.scoring import CrossFitted, Estimate, Scorer, check_scorable
 from rollonce.scoring.batches import draw_rewards
-from rollonce.tuning.objective import Objective, paired_z, ratio
+from rollonce.tuning.objective import Comparison
 from rollonce.tuning.parts import CROSS_FIT_BELOW, Judged, ReportPart, by_prompt, divide, split
 from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importances, trials_for
 from rollonce.tuning.space import Bank, Space
+from rollonce.tuning.step_objective import ObjectiveName, make_objective, objective_for
 
 FOLDS = 5
 # The best few of the tune part, and the self-tuning baseline, compete on the choose part; the winner must beat LOO by
@@ -96,9 +98,15 @@ class TuneResult:
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def reported(self) -> Estimate:
+        """What was climbed, relative to LOO, on the tasks that judge: the ratio of B_eff, or a step's progress."""
+        score = self.judged.score
+        return score.ratio if score.progress is None else score.progress
+
+    @property
     def optimism(self) -> float:
         """The optimism gap: ratio on the tasks it was tuned on minus the reported ratio."""
-        return self.tuned - self.judged.score.ratio.value
+        return self.tuned - self.reported.value
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; NaN becomes null."""
@@ -121,6 +129,8 @@ def tune(
     seed: int = 0,
     storage: str | None = None,
     embedding: bool = False,
+    objective: ObjectiveName = "b_eff",
+    exponent: float | None = None,
     n_batches: int = 400,
     resamples: int = 100,
     report_batches: int = 2000,
@@ -140,6 +150,9 @@ def tune(
         seed: Of the split, the batches and the sampler.
         storage: SQLite file or Optuna URL; a search of the same rollouts, settings and seed is joined or resumed.
         embedding: Search sentence embeddings as well (extra ``embed``).
+        objective: ``b_eff``, or ``step``: the progress of a training step, predicted from log-probabilities.
+        exponent: Of the surprisal, as `rollonce noise` measures it, for ``step``; without it the geometric mean of what
+            is predicted for 1 and for 2 counts.
         n_batches: Common batches of a trial.
         resamples, report_batches: Of the report.
         start: A baseline from which the search begins as well, and around whose settings it looks: a family of its own.
@@ -154,6 +167,7 @@ def tune(
             f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune",
             file=rollouts.source or None,
         )
+    exponents, note = objective_for(objective, exponent, [rollouts])
     budget = Budget.parse(budget) if isinstance(budget, str) else budget
     space = Space.of(rollouts, window=window, embedding=embedding)
     if start is not None:
@@ -168,6 +182,8 @@ def tune(
         "report_batches": report_batches,
         "space": space.to_dict(),
     }
+    if exponents is not None:
+        settings |= {"objective": objective, "exponents": list(exponents)}
     run = _Run(
         rollouts,
         space,
@@ -179,16 +195,17 @@ def tune(
         storage,
         _fingerprint(rollouts, settings),
         progress,
+        exponents,
     )
     published = published_tfidf().fit(rollouts.tasks)
     assert isinstance(published, LinearSmoother)
     scorer_args = (rollouts, batch_size, report_batches, resamples)
-    notes: list[str] = []
+    notes: list[str] = [note] if note else []
     labels: list[str] = []
     if rollouts.n_tasks >= CROSS_FIT_BELOW:
         parts = split(rollouts, seed)
         outcome = run(parts.tune, parts.choose, "search", budget)
-        part = ReportPart(Scorer(*scorer_args, seed=seed + 1, targets=parts.report))
+        part = ReportPart(Scorer(*scorer_args, seed=seed + 1, targets=parts.report), exponents)
         judged = part.judge(outcome.baseline, published, outcome.self_tuning)
         counts = {k: len(v) for k, v in parts._asdict().items()}
     else:
@@ -200,14 +217,14 @@ def tune(
         for f, fold in enumerate(folds):
             fold_of_N[fold] = f
             rest = np.setdiff1d(np.arange(rollouts.n_tasks), fold)
-            found = run(*_inner(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each)
+            found = run(*_tune_and_choose(rollouts, rest, seed + f), f"fold {f + 1}/{FOLDS}", each)
             expert, same = found.baseline, [e for e in experts if e.config() == found.baseline.config()]
             # What learns from rewards has those of other folds in each.
             experts.append(same[0] if same and not isinstance(expert, SelfTuning) else expert)
             learners.append(found.self_tuning)
         labels = [e.label for e in experts]
-        outcome = run(*_inner(rollouts, np.arange(rollouts.n_tasks), seed), "all tasks", each)
-        part = ReportPart(Scorer(*scorer_args, seed=seed + 1))
+        outcome = run(*_tune_and_choose(rollouts, np.arange(rollouts.n_tasks), seed), "all tasks", each)
+        part = ReportPart(Scorer(*scorer_args, seed=seed + 1), exponents)
         fold_of = by_prompt(rollouts, fold_of_N)
         learned = [learner for learner in learners if learner is not None]
         judged = part.judge(
@@ -285,6 +302,7 @@ class _Run:
     storage: str | None
     fingerprint: str
     progress: Callable[[str, int, float, float], None] | None
+    exponents: Sequence[float] | None
     neighbours_everywhere: bool = False
 
     def __call__(self, tune_at: IntArray, choose_at: IntArray, label: str, budget: Budget) -> Outcome:
@@ -293,43 +311,34 @@ class _Run:
         if len(seen) < self.batch_size:
             table, seen, self.neighbours_everywhere = self.rollouts, np.arange(self.rollouts.n_tasks), True
         in_tune, in_choose = np.isin(seen, tune_at), np.isin(seen, choose_at)
-        objective = Objective(table, self.batch_size, self.n_batches, self.seed, np.flatnonzero(in_tune), self.bank)
+        make = partial(make_objective, self.exponents, table, self.batch_size, bank=self.bank)
+        objective = make(self.n_batches, self.seed, targets=np.flatnonzero(in_tune))
         name = f"rollonce-{self.rollouts.name}-{self.fingerprint}-{label.split('/')[0].replace(' ', '-')}"
         search = Search(self.space, self.bank, objective.value, self.sampler, self.seed, self.storage, name)
         told = self.progress
         trials = search.run(budget, None if told is None else lambda n, s, b: told(label, n, s, b))
         # Fresh batches for the choice, so that it does not inherit the luck of the search's.
-        again = Objective(
-            table, self.batch_size, 2 * self.n_batches, self.seed + 1000, np.flatnonzero(in_choose), self.bank
-        )
-        winner, chosen, z = None, -np.inf, np.nan
+        again = make(2 * self.n_batches, self.seed + 1000, targets=np.flatnonzero(in_choose))
+        winner, best = None, Comparison(-np.inf, -np.inf, np.nan)
         # With a window the plain mean gains from it too; a kernel must beat that mean, not only the in-batch one.
         plain = LeaveOneOut(window=self.space.window)
-        over_plain = -np.inf
-        finalists = _finalists(trials)
+        finalists = _best_of_each_kind(trials)
         best_tuned = finalists[0].value if finalists else np.nan
         entrants = [self.bank.rebuild(trial.config) for trial in finalists]
         entrants += [b for b in (self._self_tuning(tune_at),) if b is not None]
         for baseline in entrants:
-            a2, loo = again.squared_advantages(baseline)
-            value = ratio(a2, loo, in_choose)
-            if value > chosen:
-                plain_a2, _ = again.squared_advantages(plain, like=baseline)
-                winner, chosen, z, over_plain = (
-                    baseline,
-                    value,
-                    paired_z(a2, plain_a2, in_choose),
-                    ratio(a2, plain_a2, in_choose),
-                )
-        is_loo = winner is None or not (over_plain >= MIN_GAIN and z >= MIN_Z)
+            comparison = again.compare(baseline, plain)
+            if comparison.over_loo > best.over_loo:
+                winner, best = baseline, comparison
+        is_loo = winner is None or not (best.over_plain >= MIN_GAIN and best.z >= MIN_Z)
         self_tuning = self._self_tuning(np.union1d(tune_at, choose_at))  # all that the search saw
         if isinstance(winner, SelfTuning):
             winner = self_tuning or winner
         return Outcome(
             plain if is_loo or winner is None else winner,
             best_tuned,
-            chosen,
-            z,
+            best.over_loo,
+            best.z,
             is_loo,
             trials,
             importances(search.study),
@@ -347,7 +356,7 @@ class _Run:
         return baseline.fit_rewards(self.rollouts.tasks.take(at), rewards)
 
 
-def _finalists(trials: list[Trial]) -> list[Trial]:
+def _best_of_each_kind(trials: list[Trial]) -> list[Trial]:
     """The best few, no two with the same choices in all but numbers."""
     out: list[Trial] = []
     kinds = set()
@@ -361,7 +370,7 @@ def _finalists(trials: list[Trial]) -> list[Trial]:
     return out
 
 
-def _inner(rollouts: Rollouts, at: IntArray, seed: int) -> tuple[IntArray, IntArray]:
+def _tune_and_choose(rollouts: Rollouts, at: IntArray, seed: int) -> tuple[IntArray, IntArray]:
     """These tasks in tune (two thirds) and choose (one third)."""
     first, second = divide(rollouts.select(at), (2.0, 1.0), seed)
     return at[first], at[second]

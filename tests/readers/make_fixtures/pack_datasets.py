@@ -27,7 +27,9 @@ def main() -> None:
                 kept = {"task_id": row["task_id"], "prompt": row["prompt"], "rollout_id": row["rollout_id"]}
                 kept["reward"] = int(reward) if reward == int(reward) else reward
                 if "log_prob" in row:
-                    kept |= {k: row[k] for k in ("response_tokens", "log_prob", "family", "level") if k in row}
+                    kept |= {
+                        k: row[k] for k in ("response_tokens", "log_prob", "family", "level") if row.get(k, "") != ""
+                    }
                 else:
                     kept["response_length"] = row.get("response_length", len(row.get("response", "")))
                 rows.append(json.dumps(kept, ensure_ascii=False, separators=(",", ":")))
