@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,13 @@ def test_a_package_pin_moves_with_its_files() -> None:
     assert package_pin("orjson") == pin
     assert package_pin("pydantic")["sha256"] != pin["sha256"]  # type: ignore[index]
     assert package_pin("no-such-package-anywhere") is None
+
+
+def test_every_test_that_the_table_of_requirements_names_is_there() -> None:
+    root = SPECS.parent
+    table = (root / "docs" / "experiments.md").read_text().partition("requirement by requirement")[2]
+    named = set(re.findall(r"\btest_\w+\b", table))
+    assert len(named) > 50
+    code = "".join(p.read_text() for p in (root / "tests").rglob("*.py"))
+    there = set(re.findall(r"def (test_\w+)", code)) | {p.stem for p in (root / "tests").rglob("test_*.py")}
+    assert sorted(named - there) == []
