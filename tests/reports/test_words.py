@@ -8,9 +8,11 @@ import math
 import pytest
 from rich.console import Console
 
+from rollonce import datasets
+from rollonce.baselines import NoBaseline
 from rollonce.reports import svg
 from rollonce.reports.bars import draw_bar
-from rollonce.reports.words import interval, number, verdict, with_interval
+from rollonce.reports.words import interval, number, step_sentences, verdict, with_interval
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Estimate, Score, score_rollouts
 
@@ -112,3 +114,15 @@ def test_wide_terminals_get_wide_bars(board: Board) -> None:
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
         print_board(console, board)
         assert max(map(len, console.export_text().splitlines())) <= width
+
+
+def test_a_predicted_batch_beyond_what_was_measured_is_not_given_as_a_number():
+    """On short answers leaving the baseline out is predicted to be worth thousands of rollouts, off any curve."""
+    table = datasets.load("logprob_smollm2_short")
+    board = score_rollouts(table, baselines=[NoBaseline()], n_batches=200, resamples=0, exponent=2.0)
+    (prediction,) = board.steps[NoBaseline().label]
+    assert prediction.beyond_curve
+    assert prediction.equivalent_batch.value > 64
+    first, second = step_sentences(board)
+    assert "as with a batch of more than 64 instead of 32 (exponent 2)" in first
+    assert second == "B_eff has another first: LOO mean."

@@ -83,10 +83,12 @@ def step_sentences(board: Board) -> list[str]:
     how = f"exponent {exponent:g}" if exponent is not None else "exponent not measured, so of 1 and 2 both"
     if best.label == board.loo.label:
         return [f"No baseline is predicted to make a better step than {best.label} ({how})."]
+    size = with_interval(best.equivalent_batch, 0)
+    if any(p.beyond_curve for p in board.steps[best.label]):  # read off a line that nothing was measured on
+        size = f"more than {2 * board.batch_size}"
     first = (
         f"Best predicted step: {best.label}, {with_interval(best.progress)} times the progress of "
-        f"{board.loo.label}, as "
-        f"with a batch of {with_interval(best.equivalent_batch, 0)} instead of {board.batch_size} ({how})."
+        f"{board.loo.label}, as with a batch of {size} instead of {board.batch_size} ({how})."
     )
     same = board.best.label == best.label
     second = "B_eff has the same first." if same else f"B_eff has another first: {board.best.label}."
