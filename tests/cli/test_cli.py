@@ -284,3 +284,14 @@ def test_watch_replays_and_follows_alike(tmp_path: Path, rollonce: Callable[...,
     text = rollonce("watch", log)
     assert "4 steps, 32 rollouts" in text.out
     assert "\x1b" not in text.out
+
+
+def test_following_says_what_was_left_out(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
+    log = write(tmp_path / "log.jsonl", rows(6, 3))  # 18 rollouts, no steps: two steps of 8, and two rows more
+    replayed = rollonce("watch", log, "-B", 8, "--window", 4)
+    followed = rollonce("watch", log, "-B", 8, "--window", 4, "--follow", "--idle", "0", "--poll", "0.05")
+    for ran in (replayed, followed):
+        said = " ".join(ran.out.split())
+        assert "Left out: the last 2 of 18 rollouts, which make no whole step of 8" in said
+        assert "Left out: the boosted trees" in said
+        assert "Left out: baselines that need the same task again" in said

@@ -446,3 +446,26 @@ def test_seeds_of_one_model_stay_one_table() -> None:
     (source,) = find_sources([str(FIXTURES / "lm_eval")], ReaderOptions(reward="acc"))
     assert len(source.files) == 3
     np.testing.assert_array_equal(read(source, ReaderOptions(reward="acc")).group_sizes_N, [3, 3])
+
+
+def test_rows_of_two_models_are_no_table_and_the_filter_reads_one(tmp_path):
+    rows = [
+        {"prompt": f"q{n}", "reward": float(model == "big"), "model": model}
+        for n in range(4)
+        for model in ("small", "big")
+        for _ in range(2)
+    ]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=r"2 policies make no one table: 'model' is 'small', 'big'.*--filter small"):
+        read_rollouts(path, skip_bad_rows=True)
+    table = read_rollouts(path, filter="big")
+    assert (table.n_tasks, table.n_rollouts, table.rewards_R.min()) == (4, 8, 1.0)
+    with pytest.raises(InputError, match=r"all 16 rows were left out.*big, small"):
+        read_rollouts(path, filter="huge")
+    # Along a training run a policy may change its name; without such a key a filter would do nothing.
+    path.write_text("".join(json.dumps(row | {"step": i // 8}) + "\n" for i, row in enumerate(rows)))
+    assert read_rollouts(path).n_rollouts == 16
+    path.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "model"}) + "\n" for row in rows))
+    with pytest.raises(InputError, match="does nothing for rows without a key model"):
+        read_rollouts(path, filter="x")

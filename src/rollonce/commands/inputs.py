@@ -62,7 +62,7 @@ class ReaderOptions:
     split: Annotated[str | None, _Name] = None
     """Only rows of this split, where a format has splits."""
     filter: Annotated[str | None, _Name] = None
-    """Only rows of this filter or agent, where a format has such."""
+    """Only rows of this filter, agent or (in rows of your own) model, where a format has such."""
     skip_bad_rows: Flag = False
     """Go on after a bad row; how many and which is said at the end."""
     max_prompt_chars: Annotated[int, arg(metavar="N")] = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -193,13 +193,26 @@ def _follow_growing_log(args: Args) -> int:
     from rollonce.scoring import GrowingWatcher, steps_as_they_come
 
     console = out()
-    growing = GrowingWatcher(lambda tasks: _fitted_baselines(args, tasks)[0], _exponent_asked_for(args))
+    unfitted: list[str] = []
+    n_rows = 0  # read so far; the newest may make no whole step yet
+
+    def fitted(tasks: Tasks) -> list[Baseline]:
+        baselines, unfitted[:] = _fitted_baselines(args, tasks)
+        return baselines
+
+    def counted(blocks: Iterable[Rows]) -> Iterator[Rows]:
+        nonlocal n_rows
+        for rows in blocks:
+            n_rows += len(rows.prompts)
+            yield rows
+
+    growing = GrowingWatcher(fitted, _exponent_asked_for(args))
     live: Live | None = None
     if console.is_terminal and not args.json:
         live = Live(console=console, refresh_per_second=2)
         live.start()
     try:
-        for step in steps_as_they_come(_rows_as_they_come(args), args.batch_size):
+        for step in steps_as_they_come(counted(_rows_as_they_come(args)), args.batch_size):
             growing.step(step)
             scores = growing.scores()
             if not scores:
@@ -210,16 +223,19 @@ def _follow_growing_log(args: Args) -> int:
                 live.update(watch_view(console, args.log[0], scores))
             else:
                 print(step_line(scores), flush=True)
+    except KeyboardInterrupt:  # which is how following ends
+        if not growing.scores():
+            raise
     finally:
         if live is not None:
             live.stop()
     if not growing.scores():
-        raise InputError(
-            _sentence_on_no_steps(sum(map(len, growing.steps)), growing.n_prompts, args.batch_size), file=args.log[0]
-        )
+        raise InputError(_sentence_on_no_steps(n_rows, growing.n_prompts, args.batch_size), file=args.log[0])
     if live is None and not args.json:
         console.print(watch_view(console, args.log[0], growing.scores()))
     if not args.json:
+        for note in [*_left_out(args, n_rows, growing.steps, growing.scores()), *unfitted]:
+            console.print(f"Note: {note}", style="yellow", markup=False)
         print_decision(console, decide_on_log(growing.scores(), args.log[0]))
     return 0
 

@@ -15,6 +15,7 @@ from rollonce.errors import InputError
 from rollonce.readers.base import Block, Format, Row
 from rollonce.readers.join import NO_PROMPTS, Join
 from rollonce.readers.jsonl import Reject, Tell
+from rollonce.readers.one_policy import OnePolicy
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe, row_blocks
 from rollonce.readers.unfold import counts_key, find_rows_key, nested_rows, rollouts_of_counts, rollouts_of_list
@@ -76,7 +77,7 @@ class Generic(Format):
     """JSON Lines, a JSON document, CSV or parquet with one rollout per row, or one group of rollouts."""
 
     name = "generic"
-    uses = frozenset({"reward", "join", "split", "rows_key"})
+    uses = frozenset({"reward", "join", "split", "filter", "rows_key"})
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -85,6 +86,7 @@ class Generic(Format):
         self._rollouts_of: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None
         self._join: Join | None = None
         self._is_document = False
+        self._one_policy: OnePolicy | None = None
         if options.reward is not None and options.reward_key is not None:
             raise InputError("reward= (--reward) and reward_key= (--reward-key) name the same thing here; give one")
         if options.join not in (None, NO_PROMPTS):
@@ -223,12 +225,23 @@ class Generic(Format):
                 lines = range(1, len(records) + 1)
         if self.options.split is not None:
             lines, records = self._of_split(file, lines, records, reject)
+        lines, records = self._of_one_policy(lines, records)
         first = next((r for r in records if isinstance(r, dict)), None)
         if first is not None and self._keys is None:
             with contextlib.suppress(InputError):  # said when the row is read
                 self.keys(first)
         if self._rollouts_of is not None:
             lines, records = _each_unfolded(file, lines, records, reject, self._rollouts_of)
+        return lines, records
+
+    def _of_one_policy(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any]]:
+        if self._one_policy is None:
+            first = next((r for r in records if isinstance(r, dict)), {})
+            moves = bool(self.options.step_key) or any(key in first for key in USUAL["step"])
+            self._one_policy = OnePolicy(self.options, moves)
+        lines, records, others = self._one_policy.keep(lines, records)
+        self.n_filtered += len(others)
+        self.splits.update(others)
         return lines, records
 
     def _of_split(
