@@ -53,8 +53,7 @@ class OnePolicy:
         if len(self._policies) > 1:
             named = ", ".join(map(repr, list(self._policies)[:4]))
             raise InputError(
-                f"rollouts of {len(self._policies)} policies make no one table: {self._key!r} is {named}; read "
-                f"those of one with filter= (--filter {next(iter(self._policies))}), or declare it as a column if it is "
-                "none"
+                f"rollouts of {len(self._policies)} policies make no one table: {self._key!r} is {named}; read those "
+                f"of one with filter= (--filter {next(iter(self._policies))}), or declare it as a column if it is none"
             )
         return lines, records, []
