@@ -234,7 +234,7 @@ def _follow_growing_log(args: Args) -> int:
     if live is None and not args.json:
         console.print(watch_view(console, args.log[0], growing.scores()))
     if not args.json:
-        for note in [*_left_out(args, n_rows, growing.steps, growing.scores()), *unfitted]:
+        for note in [*_sentences_on_left_out(args, n_rows, growing.steps, growing.scores()), *unfitted]:
             console.print(f"Note: {note}", style="yellow", markup=False)
         print_decision(console, decide_on_log(growing.scores(), args.log[0]))
     return 0
