@@ -166,7 +166,8 @@ def score_gradients(
     chosen = _chosen_parameters(n_parameters, coordinates, seed)
     coordinates_RD = np.empty((len(samples), len(chosen)), dtype=np.float32)
     lengths_R = samples.lengths_B.double().numpy()
-    log_ratios: list[Tensor] = []
+    # One array for all: small pieces kept between gradients of megabytes would pin the heap, a megabyte per rollout.
+    log_ratio_RT = np.full(tuple(samples.response_mask_BT.shape), np.nan)
     own = metric == "adam" and weights is None
     passes = 2 if own else 1
     tell = progress or (lambda done, total: None)
@@ -190,7 +191,7 @@ def score_gradients(
         # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half
         # the backward pass.
         norms_R[i] = sum(float(g.square().sum()) for g in grads)
-        log_ratios.append(log_ratio_BT.double().cpu().reshape(-1))
+        log_ratio_RT[i, : log_ratio_BT.shape[1]] = log_ratio_BT.double().cpu().numpy()[0]
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
         tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
@@ -209,7 +210,7 @@ def score_gradients(
         n_parameters=n_parameters,
         buckets=sketch.buckets,
         sketch_error=error,
-        on_policy=_sampled_by_policy(log_ratios),
+        on_policy=_sampled_by_policy(log_ratio_RT),
         weights=weights,
         coordinates_RD=coordinates_RD,
         surprisals_R=surprisals_R,
@@ -257,14 +258,14 @@ def _gram_matrix(rows_RD: Tensor, step: int = 2048) -> FloatArray:
     return out.numpy()
 
 
-def _sampled_by_policy(log_ratios: list[Tensor]) -> OnPolicy:
-    tokens = torch.cat(log_ratios).abs()
-    rollout_R = torch.stack([x.sum() for x in log_ratios])
-    weights_R = torch.exp(rollout_R - rollout_R.max())
-    share = float(weights_R.sum() ** 2 / (len(weights_R) * weights_R.square().sum()))
-    return OnPolicy(
-        float(tokens.mean()), float(tokens.max()), float(rollout_R.std()) if len(rollout_R) > 1 else 0.0, share
-    )
+def _sampled_by_policy(log_ratio_RT: FloatArray) -> OnPolicy:
+    known_RT = np.isfinite(log_ratio_RT)
+    tokens = np.abs(log_ratio_RT[known_RT])
+    rollout_R = np.where(known_RT, log_ratio_RT, 0.0).sum(axis=1)
+    weights_R = np.exp(rollout_R - rollout_R.max())
+    share = float(weights_R.sum() ** 2 / (len(weights_R) * np.square(weights_R).sum()))
+    spread = float(rollout_R.std(ddof=1)) if len(rollout_R) > 1 else 0.0
+    return OnPolicy(float(tokens.mean()), float(tokens.max()), spread, share)
 
 
 __all__ = ["Aggregation", "Metric", "OnPolicy", "ScoreGradients", "Sketch", "score_gradients"]
