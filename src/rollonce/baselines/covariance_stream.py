@@ -59,6 +59,10 @@ class CovarianceStream:
     def __len__(self) -> int:
         return 0 if self._rows is None else len(self._rows)
 
+    def reads_as_before(self) -> bool:
+        """Whether its features are those that it began with; a hidden state changes when it is read anew."""
+        return all(feature.key == key for key, feature in self._features.items())
+
     def append(self, tasks: Tasks, keep: int) -> None:
         """Add the rows of a step, and forget all but the newest ``keep``."""
         _, self._rows, step = self._with_next(tasks)

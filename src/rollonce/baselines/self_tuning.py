@@ -212,7 +212,7 @@ class SelfTuning(LinearSmoother):
         self._steps += 1
         if self._last_refit(self._steps) == self._steps > 0:
             rows = self._history.last(self.max_rows)
-            self._learned, self._table = self._fit_rows(stream or self._stream_of(rows), rows), None
+            self._learned, self._table = self._fit_rows(self._stream_of(rows) if stream is None else stream, rows), None
 
     @property
     def _varying(self) -> list[int]:
@@ -229,7 +229,8 @@ class SelfTuning(LinearSmoother):
     def _stream_so_far(self) -> CovarianceStream:
         """The covariances of the rows kept; from the rows themselves where there are none yet, as after loading."""
         self._must_be_fitted()
-        if self._stream is None or (len(self._stream) and self._stream.seen is not self._all_rows.tasks):
+        stream = self._stream
+        if stream is None or not stream.reads_as_before() or (len(stream) and stream.seen is not self._all_rows.tasks):
             self._stream = self._stream_of(self._all_rows)
             self._stream.seen = self._all_rows.tasks
         return self._stream

@@ -18,7 +18,9 @@ in Python.
 <name> sees the batch alone; <name>_window sees the newest 512 rows of earlier
 steps as well, <name>_window_<rows> another number of them;
 norm_weighted_<name> weights the other rewards by how large the gradients of
-such rollouts typically are, and needs log-probabilities. Baselines that
+such rollouts typically are, and needs log-probabilities. opo weights them by
+response length. Arms of a comparison can also be oracle, otb and otb_batch (the
+optimal token baseline, of the task's group or of the batch). Baselines that
 installed packages offer are listed too; your own code goes by module:name
 (docs/own_kernel.md).
 

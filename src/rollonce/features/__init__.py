@@ -3,6 +3,7 @@
 from rollonce.features.base import Feature, Matrix, as_tasks
 from rollonce.features.column import CategoryColumn, NumberColumn
 from rollonce.features.embedding import Embedding
+from rollonce.features.hidden import HiddenState
 from rollonce.features.length import LogLength
 from rollonce.features.sparse import SparseRows
 from rollonce.features.statistics import PromptStatistics
@@ -12,6 +13,7 @@ __all__ = [
     "CategoryColumn",
     "Embedding",
     "Feature",
+    "HiddenState",
     "LogLength",
     "Matrix",
     "NumberColumn",

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch, LinearSmoother, copy_without_history, load_baseline
+from rollonce.baselines.base import features_of
 from rollonce.component import from_config
 from rollonce.errors import InputError
+from rollonce.features import HiddenState
+from rollonce.policies import TransformersPolicy
+from rollonce.policies.hidden import reader_of
 from rollonce.policies.samples import Samples
 from rollonce.rollouts import Tasks
 from rollonce.tasks import TaskSet
@@ -22,7 +26,21 @@ class BaselineArm(Arm):
     """``A = r - b``, scaled where the baseline is defined so (REINFORCE++, GRPO with the group's deviation)."""
 
     def __init__(self, config: RunConfig, learner: Learner, train: TaskSet) -> None:
-        self.baseline = make_baseline(config.arm, train.as_tasks())
+        policy = getattr(learner, "policy", None)
+        policy = policy if isinstance(policy, TransformersPolicy) else None
+        self.baseline = make_baseline(config.arm, train.as_tasks(), policy)
+        self.hidden = hidden_states_of(self.baseline)
+        if self.hidden and policy is None:
+            raise InputError(
+                f"arm {config.name!r}: a hidden_state feature reads a local policy's hidden states, which engine "
+                f"{config.policy.engine!r} does not give"
+            )
+
+    def before(self, step: int) -> None:
+        """Read hidden states with the policy as it is now, where that is due."""
+        for feature in self.hidden:
+            if feature.every and step > 1 and (step - 1) % feature.every == 0:
+                feature.refresh()
 
     def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
         prediction = self.baseline.predict(batch)
@@ -46,8 +64,8 @@ class BaselineArm(Arm):
         self.baseline.load_state_dict(json.loads(state["baseline"]))
 
 
-def make_baseline(arm: ArmConfig, train_tasks: Tasks) -> Baseline:
-    """The arm's baseline, fitted to the prompts that it will train on.
+def make_baseline(arm: ArmConfig, train_tasks: Tasks, policy: TransformersPolicy | None = None) -> Baseline:
+    """The arm's baseline, fitted to the prompts that it will train on; hidden states are read with ``policy``.
 
     A ``baseline.json`` keeps the vocabulary it was tuned with, and starts without the history of its tuning: those
     rewards are another policy's.
@@ -61,9 +79,18 @@ def make_baseline(arm: ArmConfig, train_tasks: Tasks) -> Baseline:
     if not isinstance(made, Baseline):
         raise InputError(f"{wanted!r} is no baseline but a part of one")
     from_file = made.provenance is not None
-    baseline = copy_without_history(made) if from_file else made.fit(train_tasks)
+    baseline = copy_without_history(made) if from_file else made
+    for feature in hidden_states_of(baseline) if policy is not None else []:
+        feature.attach(lambda: reader_of(policy))
+    if not from_file:
+        baseline.fit(train_tasks)
     if baseline.tags.needs_groups and arm.group_size < 2:
         raise InputError(
             f"baseline {baseline.type!r} needs several rollouts of each task: give the arm group_size = 8, say"
         )
     return baseline
+
+
+def hidden_states_of(baseline: Baseline) -> list[HiddenState]:
+    """The features inside it that read hidden states."""
+    return [feature for feature in features_of(baseline) if isinstance(feature, HiddenState)]
