@@ -27,9 +27,10 @@ from rollonce.baselines import Batch
 from rollonce.policies import EMBEDDED_MAX_NEW_TOKENS, embedded_directory
 from rollonce.tasks import grade
 from rollonce.training.arms.make import make_arm
-from rollonce.training.config import RunConfig, validated
+from rollonce.training.config import RunConfig
 from rollonce.training.learners.local import LocalLearner
 from rollonce.training.rolling import roll, step_tasks, tasks_of, view
+from rollonce.training.sections import validated
 
 EVALUATED = 1024
 KERNEL_ARMS = ("gs1_tfidf", "gs1_buckets", "gs1_family", "gs1_kriging", "gs1_self_tuning")

@@ -18,9 +18,10 @@ from server import TinkerServer
 from rollonce.errors import InputError
 from rollonce.experiments.dense import dense
 from rollonce.tasks import Task, TaskSet, TaskSplits
-from rollonce.training.config import RunConfig, validated
+from rollonce.training.config import RunConfig
 from rollonce.training.learners import make_learner
 from rollonce.training.loop import train
+from rollonce.training.sections import validated
 
 STEPS = 3
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollonce.training.config import RunConfig, validated
+from rollonce.training.config import RunConfig
+from rollonce.training.sections import validated
 
 TIMES = ("cpu_seconds", "wall_seconds")
 

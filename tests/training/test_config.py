@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.training.config import ExperimentConfig, validated
+from rollonce.training.config import ExperimentConfig
 from rollonce.training.loading import load_config, runs_of
+from rollonce.training.sections import validated
 
 MINIMAL = {"arms": {"a": {"baseline": "loo"}}}
 

@@ -13,9 +13,10 @@ pytest.importorskip("torch")
 from rollonce import cli
 from rollonce.tasks import TaskSplits
 from rollonce.training import cost as cost_module
-from rollonce.training.config import ExperimentConfig, validated
+from rollonce.training.config import ExperimentConfig
 from rollonce.training.cost import Pace, StepCost, answers_of, estimate, given_steps, save_cost
 from rollonce.training.loading import runs_of
+from rollonce.training.sections import validated
 
 ARMS: dict[str, Any] = {"loo": {"baseline": "loo", "learning_rates": [1e-4, 2e-4]}, "none": {"baseline": "none"}}
 

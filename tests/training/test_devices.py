@@ -15,8 +15,9 @@ from rollonce import cli  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.training import compare as compare_module  # noqa: E402
 from rollonce.training.compare import compare  # noqa: E402
-from rollonce.training.config import ExperimentConfig, validated  # noqa: E402
+from rollonce.training.config import ExperimentConfig  # noqa: E402
 from rollonce.training.devices import Place, with_devices  # noqa: E402
+from rollonce.training.sections import validated  # noqa: E402
 from rollonce.training.worker import sentence_of  # noqa: E402
 
 

@@ -488,7 +488,8 @@ def test_killed_at_any_moment_it_ends_bit_equal(arm, loss, moments, tmp_path, sp
     job.write_text(config.model_dump_json())
     program = (
         "import sys, os, signal, json, pathlib\nfrom rollonce.training import files, loop\nfrom "
-        "rollonce.training.config import RunConfig, validated\nimport torch; torch.set_num_threads(1)\nn = "
+        "rollonce.training.config import RunConfig\nfrom rollonce.training.sections import validated\n"
+        "import torch; torch.set_num_threads(1)\nn = "
         "int(sys.argv[3])\nreal, count = os.fsync, [0]\ndef counted(fd):\n    count[0] += 1\n    if count[0] == n: "
         "os.kill(os.getpid(), signal.SIGKILL)\n    return real(fd)\nos.fsync = counted\ndef step(record):\n    if "
         "record['step'] == -n: os.kill(os.getpid(), signal.SIGKILL)\nloop.train(validated(RunConfig, "

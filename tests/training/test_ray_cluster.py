@@ -1,4 +1,5 @@
-"""Runs on a real Ray cluster of two nodes on this machine (two raylets), one of which is killed in the middle."""
+"""Runs on a real Ray cluster of two nodes on this machine (two raylets), one of which is killed in the middle. Some
+minutes, most of them Ray's own: `pytest -m slow`."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from rollonce.errors import InputError  # noqa: E402
 from rollonce.rollouts import Rollouts  # noqa: E402
 from rollonce.training import ray_cluster  # noqa: E402
 from rollonce.training.compare import compare  # noqa: E402
-from rollonce.training.config import ExperimentConfig, validated  # noqa: E402
+from rollonce.training.config import ExperimentConfig  # noqa: E402
 from rollonce.training.ray_cluster import compare_on_ray  # noqa: E402
+from rollonce.training.sections import validated  # noqa: E402
 from rollonce.tuning.ray_helpers import helpers_on_ray  # noqa: E402
 from rollonce.tuning.tune import tune  # noqa: E402
 
@@ -69,6 +71,7 @@ def what_runs_left(out: Path) -> dict[str, Any]:
     return left
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_costs_nothing_but_time(cluster, tmp_path: Path) -> None:
     """One of two nodes is killed when both runs are under way: both end on the other, bit-equal to one process."""
     killed: list[str] = []
@@ -87,6 +90,7 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster, tmp_path: Path) -> Non
     assert len([path for path in here if path.endswith("metrics.jsonl")]) == 2
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_not_shared_and_another_version(cluster, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(ray_nodes, "_VERSION", "0.0.1")
     outcome = compare_on_ray(config(), tmp_path / "version", address=cluster.address)
@@ -107,6 +111,7 @@ class _Unlike(str):
         return (str, ("another",))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(cluster, tmp_path: Path) -> None:
     toml = tmp_path / "c.toml"
     toml.write_text(
@@ -147,6 +152,7 @@ def test_what_a_cluster_could_never_run() -> None:
     assert (spread.policy.device, gpus) == ("cuda", 1)
 
 
+@pytest.mark.slow
 def test_a_cluster_joins_a_search(cluster, tmp_path: Path) -> None:
     """One study in the shared storage, with trials of more than one process, and the budget met by all together."""
     optuna = pytest.importorskip("optuna")

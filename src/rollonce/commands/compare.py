@@ -65,8 +65,9 @@ class Args:
 def run(args: Args) -> int:
     """Run what is missing, then report. Exit code 1 if a run could not be made, 130 if stopped."""
     from rollonce.training import need_extra
-    from rollonce.training.config import CompareConfig, ExperimentConfig, validated
+    from rollonce.training.config import CompareConfig, ExperimentConfig
     from rollonce.training.loading import load_config, runs_of
+    from rollonce.training.sections import validated
 
     config = load_config(args.config)
     need_extra()

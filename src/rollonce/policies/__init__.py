@@ -10,10 +10,11 @@ from rollonce.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from rollonce.policies.embedded import EMBEDDED_MAX_NEW_TOKENS, embedded_directory, load_embedded
+    from rollonce.policies.model_loading import LoraSettings
     from rollonce.policies.objective import bernoulli_kl_BT, policy_loss, token_mean
     from rollonce.policies.samples import Evaluation, Policy, Samples
     from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
-    from rollonce.policies.transformers_policy import LoraSettings, TransformersPolicy
+    from rollonce.policies.transformers_policy import TransformersPolicy
 
 _WHERE = {
     "EMBEDDED_MAX_NEW_TOKENS": "embedded",
@@ -27,7 +28,7 @@ _WHERE = {
     "Samples": "samples",
     "AdamSettings": "tinker_policy",
     "TinkerPolicy": "tinker_policy",
-    "LoraSettings": "transformers_policy",
+    "LoraSettings": "model_loading",
     "TransformersPolicy": "transformers_policy",
 }
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.training.config import ExperimentConfig, LossConfig, RunConfig, validated
+from rollonce.training.config import ExperimentConfig, LossConfig, RunConfig
+from rollonce.training.sections import validated
 
 
 def load_config(path: str | Path) -> ExperimentConfig:

@@ -46,9 +46,10 @@ class Runner:
     ) -> dict[str, Any]:
         """Make a run, and say how it ended: ``{"event": "end", "result": ...}`` or ``{"event": "error", "message":
         ...}``. ``patience``: see `rollonce.training.loop.train`."""
-        from rollonce.training.config import RunConfig, validated
+        from rollonce.training.config import RunConfig
         from rollonce.training.engines import train_run
         from rollonce.training.rolling import tasks_of
+        from rollonce.training.sections import validated
 
         try:
             config = validated(RunConfig, settings)

@@ -9,7 +9,8 @@ from rollonce.errors import InputError
 from rollonce.experiments.advantages import TOKEN_CRITIC, config_of
 from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.spec import ArmSpec, Spec
-from rollonce.training.config import RunConfig, validated
+from rollonce.training.config import RunConfig
+from rollonce.training.sections import validated
 
 OURS_TO_CHOOSE = ("kl_every", "shadow", "audit_weights")
 """Of the loop's settings those that no specification registers."""
