@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 import os
 import secrets
 import socket
@@ -46,7 +47,7 @@ def connect_to_ray(address: str | None) -> Any:
                 f"no Ray cluster can be reached at {address!r} ({error}); give HOST:PORT as `ray start` says"
             ) from None
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray has many kinds of them
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(

@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from rollonce.policies.sampling import Drawn
-from rollonce.rollouts import FloatArray, IntArray
 
+Numbers = NDArray[Any]
+"""float32 but for uniform numbers (float64), token ids and positions (int64) and bit patterns (int32)."""
 LARGEST_HIDDEN = 512
 """Above this, arithmetic rather than calls is what takes the time."""
 _GROW = 128  # positions that the cache grows by
@@ -39,7 +41,7 @@ _C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.flo
 
 
 @njit(cache=True, fastmath=_FAST, inline="always")
-def _exponentiate(x_n: FloatArray, bits_n: IntArray, n: int) -> None:
+def _exponentiate(x_n: Numbers, bits_n: Numbers, n: int) -> None:
     """``exp`` of the first n numbers in place, for numbers of at most 0 or little more; ``bits_n`` is int32 scratch.
 
     Compilers do not vectorize the library's ``exp``; this one they do.
@@ -57,7 +59,7 @@ def _exponentiate(x_n: FloatArray, bits_n: IntArray, n: int) -> None:
 
 
 @njit(cache=True, fastmath=_FAST)
-def _normalize(x_ND: FloatArray, weight_D: FloatArray, epsilon: float, out_ND: FloatArray) -> None:
+def _normalize(x_ND: Numbers, weight_D: Numbers, epsilon: float, out_ND: Numbers) -> None:
     N, D = x_ND.shape
     for n in range(N):
         squares = np.float32(0)
@@ -70,14 +72,14 @@ def _normalize(x_ND: FloatArray, weight_D: FloatArray, epsilon: float, out_ND: F
 
 @njit(cache=True, fastmath=_FAST)
 def _attend(
-    joint_NF: FloatArray,
-    row_N: IntArray,
-    position_N: IntArray,
-    cosine_LS: FloatArray,
-    sine_LS: FloatArray,
-    keys_BHSL: FloatArray,
-    values_BHLS: FloatArray,
-    out_ND: FloatArray,
+    joint_NF: Numbers,
+    row_N: Numbers,
+    position_N: Numbers,
+    cosine_LS: Numbers,
+    sine_LS: Numbers,
+    keys_BHSL: Numbers,
+    values_BHLS: Numbers,
+    out_ND: Numbers,
 ) -> None:
     """Turn queries and keys by their positions, join the cache, and mix the values. ``joint_NF`` has queries, keys and
     values side by side; a row's tokens stand in order, so that each finds those before it in the cache."""
@@ -128,7 +130,7 @@ def _attend(
 
 
 @njit(cache=True, fastmath=_FAST)
-def _gate(gate_up_NI: FloatArray, out_NI: FloatArray) -> None:
+def _gate(gate_up_NI: Numbers, out_NI: Numbers) -> None:
     """``silu(gate) * up`` of gates and ups side by side."""
     N, width = out_NI.shape
     sign_I, bits_I = np.empty(width, np.float32), np.empty(width, np.int32)
@@ -144,9 +146,7 @@ def _gate(gate_up_NI: FloatArray, out_NI: FloatArray) -> None:
 
 
 @njit(cache=True, fastmath=_FAST)
-def _choose(
-    logits_AV: FloatArray, temperature: float, uniform_A: FloatArray, token_A: IntArray, log_prob_A: FloatArray
-) -> None:
+def _choose(logits_AV: Numbers, temperature: float, uniform_A: Numbers, token_A: Numbers, log_prob_A: Numbers) -> None:
     """A token for each row: that whose stretch of the cumulative distribution holds ``uniform_A``, or the likeliest at
     temperature 0; and its log-probability (at temperature 0, that at temperature 1)."""
     A, V = logits_AV.shape
@@ -177,10 +177,10 @@ def _choose(
 class _Layer(NamedTuple):
     """Matrices transposed for ``x @ matrix``, and the norms' weights."""
 
-    attention_norm: FloatArray
+    attention_norm: Numbers
     query_key_value: Tensor
     output: Tensor
-    mlp_norm: FloatArray
+    mlp_norm: Numbers
     gate_up: Tensor
     down: Tensor
 
@@ -275,7 +275,7 @@ class SmallLlama:
         ids, log_probs = torch.from_numpy(ids_BT[:, :T].copy()), torch.from_numpy(log_probs_BT[:, :T].copy())
         return Drawn(ids, mask_BT, log_probs, torch.from_numpy(truncated_B))
 
-    def _read_prompts(self, prompts: list[IntArray]) -> FloatArray:
+    def _read_prompts(self, prompts: list[Numbers]) -> Numbers:
         """Logits after each prompt (B, V), with equal prompts read once."""
         first = {}
         source_B = np.array([first.setdefault(p.tobytes(), b) for b, p in enumerate(prompts)])
@@ -304,8 +304,8 @@ class SmallLlama:
             self.values = [np.pad(v, (*grown[:2], grown[3], grown[2])) for v in self.values]
 
     def _forward(
-        self, ids_N: IntArray, row_N: IntArray, position_N: IntArray, scratch: _Scratch, wanted: IntArray | None
-    ) -> FloatArray:
+        self, ids_N: Numbers, row_N: Numbers, position_N: Numbers, scratch: _Scratch, wanted: Numbers | None
+    ) -> Numbers:
         """Logits of the ``wanted`` ones of N new tokens, or of all."""
         s, arrays = scratch, scratch.arrays
         torch.index_select(self.embedding, 0, torch.from_numpy(ids_N), out=s.x)

@@ -10,6 +10,7 @@ Shapes: ``_B`` rollouts of a step.
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
@@ -26,6 +27,7 @@ from rollonce.rollouts import FloatArray
 from rollonce.run_directory import (
     DONE,
     INTERRUPTED,
+    NOT_FINITE,
     POLICY_FOLDER,
     RESULT_FILE,
     EvaluationRecord,
@@ -188,6 +190,7 @@ class _TrlRun:
         ]
         self.watch, self.step_began = Stopwatch(), (0.0, 0.0)  # wall clock, processor
         self.sampled: _Sampled | None = None
+        self.not_finite: str | None = None
 
     def _last_checkpoint(self) -> tuple[Path | None, int]:
         """The newest that was written to its end, and the steps made by then."""
@@ -204,14 +207,17 @@ class _TrlRun:
             with RunLog(config, self.directory, keep, keep_until=keep) as self.log:
                 trainer = self._trainer()
                 trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
-        if self.steps_done < config.train.steps:
+        if self.steps_done < config.train.steps and self.not_finite is None:
             message = f"stopped after step {self.steps_done}; the same command goes on from there"
             return RunResult(INTERRUPTED, message, self.steps_done)
-        records = self.evaluate(step=config.train.steps, final=True)
-        write_evaluation(self.directory, config.train.steps, records)
+        records = self.evaluate(step=self.steps_done, final=True)
+        write_evaluation(self.directory, self.steps_done, records)
         write_directory(self.directory / POLICY_FOLDER, self.policy.save)
         means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
-        result = RunResult(DONE, f"{config.train.steps} steps", config.train.steps, *means)
+        status, message = (DONE, f"{self.steps_done} steps")
+        if self.not_finite is not None:
+            status, message = NOT_FINITE, self.not_finite
+        result = RunResult(status, message, self.steps_done, *means)
         write_json_file(self.directory / RESULT_FILE, result, if_it_fails=GOES_ON)
         shutil.rmtree(self.directory / TRL_FOLDER, ignore_errors=True)
         return result
@@ -248,7 +254,7 @@ class _TrlRun:
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
                 if logs and "loss" in logs and state.global_step % run.config.loss.epochs == 0:
                     run.step_made(trainer, state.global_step // run.config.loss.epochs, logs)
-                if run.stopped.is_set():
+                if run.stopped.is_set() or run.not_finite is not None:
                     control.should_save = control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -332,6 +338,8 @@ class _TrlRun:
         }
         self.log.write(record, sampled.records(step))
         self.steps_done, self.watch = step, Stopwatch()
+        if not math.isfinite(record["loss"]):
+            self.not_finite = f"loss {record['loss']} at step {step}; TRL has moved the policy by it"
         if self.on_step is not None:
             self.on_step(record)
         every = config.evaluation.every
