@@ -103,6 +103,8 @@ def page(results: dict[str, Any]) -> str:
         "folds' tasks, on one"
     ]
     lines += ["rollout each; a window is of min(512, N - 32) other tasks, one rollout each.", ""]
+    if results.get("note"):
+        lines += [results["note"], ""]
     lines += [
         "| set | N | batches | LOO | in batch | TF-IDF | window | with window | TF-IDF | LOO mean |",
         "|" + "---|" * 10,
@@ -226,6 +228,8 @@ def main() -> None:
     file = args.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"sets": {}}
     names = [n for n in datasets.names() if not args.only or n in args.only]
+    if not args.page and not args.only:
+        results.pop("note", None)
     for name in [] if args.page else names:
         start = time.perf_counter()
         results["sets"][name] = one_set(name, 400 if args.quick else 4080, 0 if args.quick else 100, args.seed)

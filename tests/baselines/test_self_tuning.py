@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from rollonce.baselines import Baseline, Batch, History, Kriging, SelfTuning
+from rollonce.baselines import Baseline, Batch, History, Kriging, NormWeighted, SelfTuning
 from rollonce.baselines.evidence import fit_shares, inverse_and_logdet, log_evidence
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
@@ -47,6 +47,7 @@ def loo(r: np.ndarray) -> np.ndarray:
         lambda: small(window=30, noise="bernoulli"),
         lambda: small(window=20, decay=0.9),
         lambda: small(refit_every=0),
+        lambda: NormWeighted(small(window=30)),
     ],
 )
 def test_contract(make):
