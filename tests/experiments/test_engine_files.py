@@ -11,6 +11,7 @@ import pytest
 
 from rollonce.errors import InputError
 from rollonce.experiments.engines.loop import only_what_is_noted
+from rollonce.experiments.engines.recipe import recipe_environment
 from rollonce.experiments.engines.recipe_log import final_checkpoint, recipe_steps
 from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec
@@ -119,3 +120,11 @@ def test_the_final_checkpoint_is_the_one_that_the_recipe_calls_final(tmp_path: P
         f.write(json.dumps({"name": "final", "sampler_path": "tinker://a", "state_path": "tinker://b"}) + "\n")
         f.write('{"name": "final", "sampler_path": "tinker://cut sho')
     assert json.loads(final_checkpoint(tmp_path) or "") == {"sampler": "tinker://a", "state": "tinker://b"}
+
+
+def test_given_files_have_a_datasets_cache_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole run trained on the cached rows of another folder: the cache is keyed by paths, not by content."""
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    given = recipe_environment("gsm8k:/somewhere", tmp_path)
+    assert given["HF_DATASETS_CACHE"] == str(tmp_path / "cache")
+    assert "HF_DATASETS_CACHE" not in recipe_environment("gsm8k:hub", tmp_path)

@@ -78,6 +78,15 @@ def recipe_command(
     ]
 
 
+def recipe_environment(source: str, where: Path) -> dict[str, str]:
+    """The recipe's environment. Given files have a cache of their own: `datasets` knows a cached set by the relative
+    path of its files, not by what is in them, and would train on the rows of another run's folder."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if source != "gsm8k:hub":
+        environment |= {"HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(where / "cache")}
+    return environment
+
+
 def run_recipe(
     command: list[str], *, where: Path, directory: Path, settings: ExperimentSettings, tell: Callable[[], None]
 ) -> None:
@@ -100,9 +109,7 @@ def run_recipe(
     api_key()
     service = TinkerService(settings.base_url, patience_s=PATIENCE_S)
     _ = service.client  # not there, or a wrong key: said here, before a process that would try for minutes
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if settings.tasks != "gsm8k:hub":
-        environment["HF_DATASETS_OFFLINE"] = "1"
+    environment = recipe_environment(settings.tasks, where)
     with open(directory / "recipe.log", "ab") as log:
         process = subprocess.Popen(
             command,
