@@ -231,9 +231,9 @@ class SelfTuning(LinearSmoother):
         self._must_be_fitted()
         stream = self._stream
         if stream is None or not stream.reads_as_before() or (len(stream) and stream.seen is not self._all_rows.tasks):
-            self._stream = self._stream_of(self._all_rows)
-            self._stream.seen = self._all_rows.tasks
-        return self._stream
+            stream = self._stream = self._stream_of(self._all_rows)
+            stream.seen = self._all_rows.tasks
+        return stream
 
     def _last_refit(self, steps: int) -> int:
         """The step of the newest refit after this many: multiples of ``refit_every``, and powers of two before the

@@ -32,7 +32,7 @@ class NgramTable:
         self._keys = np.zeros(len(terms), np.uint64)
         for n in {len(t) for t in terms}:
             at = np.array([i for i, t in enumerate(terms) if len(t) == n])
-            codes = _code_points("".join(terms[i] for i in at)).reshape(len(at), n)
+            codes = _code_points("".join([t for t in terms if len(t) == n])).reshape(len(at), n)
             for letters in self._letter[codes].T:
                 self._keys[at] = (self._keys[at] << self._bits) | letters
         size = len(terms).bit_length() + 3

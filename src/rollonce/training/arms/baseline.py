@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,9 @@ def make_baseline(arm: ArmConfig, train_tasks: Tasks, policy: TransformersPolicy
         raise InputError(f"{wanted!r} is no baseline but a part of one")
     from_file = made.provenance is not None
     baseline = copy_without_history(made) if from_file else made
-    for feature in hidden_states_of(baseline) if policy is not None else []:
-        feature.attach(lambda: reader_of(policy))
+    if policy is not None:
+        for feature in hidden_states_of(baseline):
+            feature.attach(partial(reader_of, policy))
     if not from_file:
         baseline.fit(train_tasks)
     if baseline.tags.needs_groups and arm.group_size < 2:
