@@ -115,7 +115,7 @@ def _weights_of_run(
     precision_M = 1 / noise_M
     precision_U = np.bincount(group, precision_M)
     own_R = group_KM[block_R, row_R]
-    needed_U = ~visible_RU.all(axis=0)
+    needed_U: BoolArray = np.asarray(~visible_RU.all(axis=0))
     needed_U[own_R] = True
     p_nU = _rows_of_precision(
         with_noise(covariance(columns_M[None, first]), 1 / precision_U)[0], np.flatnonzero(needed_U)

@@ -202,7 +202,7 @@ def _table_of_view(feature: Feature, tasks: Tasks, squared_distance: bool) -> Fl
     return tasks._cache[key]
 
 
-def _name_of_table(feature: Feature, squared_distance: bool) -> tuple[str, str, bool]:
+def _name_of_table(feature: Feature, squared_distance: bool) -> tuple[str, tuple[str, str], bool]:
     return "table", feature.key, squared_distance
 
 

@@ -126,4 +126,5 @@ class ReportPart:
                 exponents=self._exponents,
             )
             scores = [s._replace(progress=steps.progress(one)) for s, one in zip(scores, every, strict=True)]
-        return Judged(*scores[:3], scorer.ratio(baseline, published), scores[3] if self_tuning is not None else None)
+        score, loo, of_published, *rest = scores
+        return Judged(score, loo, of_published, scorer.ratio(baseline, published), rest[0] if rest else None)
