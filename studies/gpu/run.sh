@@ -28,7 +28,7 @@ if [ ! -s "$OUT/noise.json" ]; then
   mv "$OUT/noise.part" "$OUT/noise.json"
 fi
 
-python - "$HERE/arms.toml" "$OUT" "$MODEL" "$TASKS" "$TEMPLATE" "$TOKENS" "$DEVICE" "$BATCH" "$STEPS" <<'PY'
+python - "$HERE/arms.toml.in" "$OUT" "$MODEL" "$TASKS" "$TEMPLATE" "$TOKENS" "$DEVICE" "$BATCH" "$STEPS" <<'PY'
 import json, sys
 from pathlib import Path
 
