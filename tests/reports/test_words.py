@@ -126,3 +126,11 @@ def test_a_predicted_batch_beyond_what_was_measured_is_not_given_as_a_number():
     first, second = step_sentences(board)
     assert "as with a batch of more than 64 instead of 32 (exponent 2)" in first
     assert second == "B_eff has another first: LOO mean."
+
+
+def test_text_for_pages_is_escaped_and_has_its_subscripts_and_commands():
+    from rollonce.reports.html import subscript
+
+    assert subscript("B_eff < 3, `rollonce noise` says <b>") == (
+        "B<sub>eff</sub> &lt; 3, <code>rollonce noise</code> says &lt;b&gt;"
+    )

@@ -22,8 +22,9 @@ def page_environment() -> Environment:
 
 
 def subscript(text: str) -> Markup:
-    """``B_eff`` as people write it."""
-    return Markup(escape(text).replace("B_eff", Markup("B<sub>eff</sub>")))
+    """``B_eff`` as people write it, and what stands between backticks as code."""
+    marked = escape(text).replace("B_eff", Markup("B<sub>eff</sub>"))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(marked)))
 
 
 def breakable(text: str) -> Markup:
