@@ -11,9 +11,9 @@ from typing import Any
 from rollonce.errors import InputError
 
 
-def import_object(name: str) -> Any:
-    """The object that ``module:name`` names (dots go inwards: ``module:Class.make``). The current directory is on the
-    path, also for an installed command.
+def import_object(name: str, folder: str | None = None) -> Any:
+    """The object that ``module:name`` names (dots go inwards: ``module:Class.make``). The folder, which is the current
+    directory by default, is on the path, also for an installed command.
 
     Raises:
         InputError: if it is not ``module:name``, the module cannot be imported, or has nothing of that name.
@@ -21,7 +21,7 @@ def import_object(name: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise InputError(f"{name!r} is not module:name, like mykernel:NumberCount")
-    here = os.getcwd()
+    here = folder or os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 
 from rollonce.baselines import (
@@ -10,6 +11,7 @@ from rollonce.baselines import (
     BoostedTrees,
     Constant,
     FlashReinforce,
+    FunctionBaseline,
     Grpo,
     KernelBaseline,
     Kriging,
@@ -120,8 +122,20 @@ OTHERS = [
     oracle,
 ]
 
+
 # Baselines that cannot be made without settings, or are slow with their own: how the suite makes them.
-MADE = {"blend": blend, "boosted_trees": small_trees, "oracle": oracle}
+def mean_of_others(prompts, rewards):
+    """What a user might write."""
+    n = len(rewards)
+    return (rewards.sum() - rewards) / (n - 1) if n > 1 else np.zeros(n)
+
+
+MADE = {
+    "function": lambda: FunctionBaseline(mean_of_others),
+    "blend": blend,
+    "boosted_trees": small_trees,
+    "oracle": oracle,
+}
 
 
 def audit(make):

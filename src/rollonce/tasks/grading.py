@@ -3,9 +3,10 @@ business."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -129,17 +130,19 @@ GRADERS: dict[str, Callable[[str, str], float]] = {
 
 @dataclass(frozen=True)
 class ImportedGrader:
-    """``module:callable`` of the user, imported where it is run."""
+    """``module:callable`` of the user, imported where it is run: in a grading process, which may have begun in another
+    directory than the one that was current when the grader was named (``folder``)."""
 
     path: str
+    folder: str = field(default_factory=os.getcwd)
 
     def warm_up(self) -> None:
         """Import it, outside any time limit."""
-        import_object(self.path)
+        import_object(self.path, self.folder)
 
     def __call__(self, response: str, reference: str) -> float:
         """The reward that the user's callable gives."""
-        return import_object(self.path)(response, reference)
+        return import_object(self.path, self.folder)(response, reference)
 
 
 def grader_by_name(name: str) -> Callable[[str, str], float]:

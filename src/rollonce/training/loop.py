@@ -10,8 +10,7 @@ What is left out, so that it can be read top to bottom:
 3. No penalty for leaving the start policy, so no reference model in the update; the KL is measured now and then.
 4. One learning rate throughout: no warm-up, no schedule. Adam, gradients clipped by their norm.
 5. Token-mean loss. Advantages are scaled only in arms that are defined so.
-6. Every sampled rollout counts: no filtering of groups, no resampling, no replay. One that meets the length limit has
-   reward 0.
+6. Every sampled rollout counts: no filtering, resampling or replay. One that meets the length limit has reward 0.
 
 Shapes: ``_B`` rollouts of a step (tasks x group size). What a run leaves behind: `rollonce.run_directory`.
 """
@@ -64,7 +63,6 @@ from rollonce.training.run_log import RunLog
 from rollonce.training.shadow import Shadow
 
 _STREAM = 11  # seed of the rollouts
-
 Evaluate = Callable[[], list[EvaluationRecord]]
 
 
@@ -189,7 +187,7 @@ def take_step(run: RunUnderWay) -> StepTaken:
     distinct = step_tasks(run.splits.train, config.tasks_per_step, step, config.seed)
     tasks = [task for task in distinct for _ in range(config.arm.group_size)]
     rolled = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
-    rewards_B, samples, grades = rolled.rewards_B, rolled.samples, rolled.grades
+    rewards_B, samples, grades = rolled
     batch = Batch(view(tasks), rewards_B, samples.lengths_B.double().numpy(), rolled.log_prob_B)
     with watch.part(arm.part):
         judged = arm.advantages(batch, samples)
@@ -291,8 +289,8 @@ def finish(run: RunUnderWay) -> RunResult:
     if run.status == INTERRUPTED:
         return RunResult(run.status, run.message, run.steps_done)
     checkpoint(run)
-    step = run.steps_done
-    records = evaluate(run.learner, run.splits.holdout, run.splits.test, run.config, step=step, final=True)
+    step, splits = run.steps_done, run.splits
+    records = evaluate(run.learner, splits.holdout, splits.test, run.config, step=step, final=True)
     write_evaluation(run.directory, step, records)
     write_directory(run.directory / POLICY_FOLDER, run.learner.save)
     means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
