@@ -238,3 +238,26 @@ def test_a_kernel_of_ones_own_is_where_the_search_begins():
     assert moved.config()["kernel"]["temperature"] == 0.1
     with pytest.raises(InputError, match="no weighted mean"):
         space.beginning_at(ExpertMixture())
+
+
+def test_importances_need_nothing_but_the_core(monkeypatch):
+    """scikit-learn is an extra: a search in a plain installation had ended in its ImportError."""
+    import sys
+
+    import optuna
+
+    from rollonce.tuning.search import importances
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+
+    def value(trial):
+        family = trial.suggest_categorical("family", ["a", "b"])
+        return trial.suggest_float("matters", 0, 1) + 0.001 * trial.suggest_float("idle", 0, 1) + 0 * (family == "a")
+
+    study.optimize(value, n_trials=60)
+    for name in [m for m in sys.modules if m.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    found = importances(study)["all trials"]
+    assert found["matters"] > 0.8 > found["idle"]

@@ -242,8 +242,9 @@ def trials_for(curve: list[tuple[int, float, float]], share: float = 0.95) -> in
     return next(n for n, _, best in curve if best >= wanted)
 
 
-def importances(study: Any, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Which parameters mattered, by Optuna's fANOVA: over all trials, and within the family of the best one.
+def importances(study: Any) -> dict[str, dict[str, float]]:
+    """Which parameters mattered, by Optuna's PED-ANOVA (fANOVA needs scikit-learn, which the core does without): over
+    all trials, and within the family of the best one.
 
     Conditional parameters exist in some trials only, so the first knows just those that all share. Empty where there
     are too few trials.
@@ -267,7 +268,7 @@ def importances(study: Any, seed: int = 0) -> dict[str, dict[str, float]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+                evaluator = optuna.importance.PedAnovaImportanceEvaluator()
                 found = optuna.importance.get_param_importances(part, evaluator=evaluator)
             except (RuntimeError, ValueError):  # all trials alike: nothing mattered
                 continue
