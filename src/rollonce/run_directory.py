@@ -58,18 +58,34 @@ class ComparisonPlan(TypedDict):
     config: dict[str, Any]
 
 
-class StepRecord(TypedDict):
-    """One training step. None where a quantity does not exist for the arm, or was not measured at this step.
+class AdvantageFigures(TypedDict):
+    """What a step's rewards, advantages and baselines say, whatever engine made them.
 
     Attributes:
-        step, rollouts: Step from 1, and the rollouts up to and with it.
         reward: Mean over the step's rollouts.
         advantage_mean, advantage_var, advantage_nonzero: Mean, variance, and share that differs from 0.
         baseline_mean: Mean of the baselines.
         loo_gap: Mean absolute difference of the baselines from the batch's leave-one-out mean.
-        self_weight_max: Largest weight of a rollout's own reward in its baseline.
         baseline_outcome_correlation: Pearson's, over the step's rollouts.
         dead_groups: Share of the groups whose rollouts were all rewarded alike.
+    """
+
+    reward: float
+    advantage_mean: float
+    advantage_var: float
+    advantage_nonzero: float
+    baseline_mean: float
+    loo_gap: float | None
+    baseline_outcome_correlation: float | None
+    dead_groups: float | None
+
+
+class StepRecord(AdvantageFigures):
+    """One training step. None where a quantity does not exist for the arm, or was not measured at this step.
+
+    Attributes:
+        step, rollouts: Step from 1, and the rollouts up to and with it.
+        self_weight_max: Largest weight of a rollout's own reward in its baseline.
         shadow: By baseline scored alongside: ``mean_square_advantage``.
         truncated: Share of the rollouts that met the length limit.
         tokens: Response tokens of all rollouts.
@@ -82,15 +98,7 @@ class StepRecord(TypedDict):
 
     step: int
     rollouts: int
-    reward: float
-    advantage_mean: float
-    advantage_var: float
-    advantage_nonzero: float
-    baseline_mean: float
-    loo_gap: float | None
     self_weight_max: float | None
-    baseline_outcome_correlation: float | None
-    dead_groups: float | None
     shadow: dict[str, dict[str, float]]
     truncated: float
     tokens: int

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rollonce.files import plain_json, write_whole_file
-from rollonce.run_directory import EvaluationRecord, evaluation_file
+from rollonce.files import plain_json, write_json_file, write_whole_file
+from rollonce.run_directory import RESULT_FILE, EvaluationRecord, RunResult, evaluation_file
 from rollonce.tasks import Task, TaskSet, grade
 from rollonce.training.config import EvaluationConfig, RunConfig
 from rollonce.training.files import GOES_ON
@@ -89,3 +89,13 @@ def mean_reward(records: Sequence[EvaluationRecord], split: str, mode: str = "sa
     """Mean over the records of a split and mode, or None."""
     rewards = [r["reward"] for r in records if r["split"] == split and r["mode"] == mode]
     return sum(rewards) / len(rewards) if rewards else None
+
+
+def write_result(
+    directory: Path, status: str, message: str, step: int, records: Sequence[EvaluationRecord]
+) -> RunResult:
+    """How a run ended, with the means of its last evaluation."""
+    means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
+    result = RunResult(status, message, step, *means)
+    write_json_file(directory / RESULT_FILE, result, if_it_fails=GOES_ON)
+    return result

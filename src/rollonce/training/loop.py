@@ -23,10 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rollonce.baselines import Batch
-from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
 from rollonce.run_directory import (
     CHECKPOINT_FILE,
@@ -35,7 +32,6 @@ from rollonce.run_directory import (
     INTERRUPTED,
     NOT_FINITE,
     POLICY_FOLDER,
-    RESULT_FILE,
     EvaluationRecord,
     RolloutRecord,
     RunResult,
@@ -45,9 +41,8 @@ from rollonce.tasks import TaskSplits
 from rollonce.training.arms.base import Arm
 from rollonce.training.arms.make import make_arm
 from rollonce.training.config import RunConfig
-from rollonce.training.evaluation import evaluate, mean_reward, write_evaluation
+from rollonce.training.evaluation import evaluate, write_evaluation, write_result
 from rollonce.training.files import (
-    GOES_ON,
     load_checkpoint,
     locked,
     result_of,
@@ -57,7 +52,7 @@ from rollonce.training.files import (
     write_directory,
 )
 from rollonce.training.learners import Learner, make_learner
-from rollonce.training.metrics import Stopwatch, correlation, dead_groups, loo_gap
+from rollonce.training.metrics import Stopwatch, advantage_figures
 from rollonce.training.rolling import roll, rollout_records, step_tasks, tasks_of, view
 from rollonce.training.run_log import RunLog
 from rollonce.training.shadow import Shadow
@@ -201,17 +196,10 @@ def take_step(run: RunUnderWay) -> StepTaken:
     baseline_B = judged.baseline_B
     advantages_B = judged.advantages if judged.advantages.ndim == 1 else rewards_B - baseline_B
     record: StepRecord = {
+        **advantage_figures(rewards_B, advantages_B, baseline_B, config.arm.group_size),
         "step": step,
         "rollouts": step * config.train.rollouts,
-        "reward": float(rewards_B.mean()),
-        "advantage_mean": float(advantages_B.mean()),
-        "advantage_var": float(advantages_B.var()),
-        "advantage_nonzero": float((np.abs(advantages_B) > 1e-6).mean()),
-        "baseline_mean": float(baseline_B.mean()),
-        "loo_gap": loo_gap(rewards_B, baseline_B),
         "self_weight_max": self_weight_max,
-        "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
-        "dead_groups": dead_groups(rewards_B, config.arm.group_size),
         "shadow": run.shadow.step(batch) if update.is_finite else {},
         "truncated": float(samples.truncated_B.float().mean()),
         "tokens": samples.n_tokens,
@@ -293,7 +281,4 @@ def finish(run: RunUnderWay) -> RunResult:
     records = evaluate(run.learner, splits.holdout, splits.test, run.config, step=step, final=True)
     write_evaluation(run.directory, step, records)
     write_directory(run.directory / POLICY_FOLDER, run.learner.save)
-    means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
-    result = RunResult(run.status, run.message or f"{step} steps", step, *means)
-    write_json_file(run.directory / RESULT_FILE, result, if_it_fails=GOES_ON)
-    return result
+    return write_result(run.directory, run.status, run.message or f"{step} steps", step, records)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rollonce.rollouts import FloatArray
 from rollonce.rounding import rewards_are_equal
-from rollonce.run_directory import PARTS
+from rollonce.run_directory import PARTS, AdvantageFigures
 
 
 class Stopwatch:
@@ -51,3 +51,19 @@ def dead_groups(rewards_B: FloatArray, group_size: int) -> float | None:
     if group_size < 2:
         return None
     return float(np.mean([rewards_are_equal(group) for group in rewards_B.reshape(-1, group_size)]))
+
+
+def advantage_figures(
+    rewards_B: FloatArray, advantages_B: FloatArray, baseline_B: FloatArray, group_size: int
+) -> AdvantageFigures:
+    """What a step's record says of its advantages, the same for every engine."""
+    return {
+        "reward": float(rewards_B.mean()),
+        "advantage_mean": float(advantages_B.mean()),
+        "advantage_var": float(advantages_B.var()),
+        "advantage_nonzero": float((np.abs(advantages_B) > 1e-6).mean()),
+        "baseline_mean": float(baseline_B.mean()),
+        "loo_gap": loo_gap(rewards_B, baseline_B),
+        "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
+        "dead_groups": dead_groups(rewards_B, group_size),
+    }

@@ -22,14 +22,12 @@ import numpy as np
 
 from rollonce.baselines import Batch
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.files import write_json_file
 from rollonce.rollouts import FloatArray
 from rollonce.run_directory import (
     DONE,
     INTERRUPTED,
     NOT_FINITE,
     POLICY_FOLDER,
-    RESULT_FILE,
     EvaluationRecord,
     RolloutRecord,
     RunResult,
@@ -39,9 +37,8 @@ from rollonce.tasks import Task, TaskSplits, grade
 from rollonce.training.arms import ORACLE, TOKEN_BASELINES
 from rollonce.training.arms.baseline import make_baseline
 from rollonce.training.config import RunConfig
-from rollonce.training.evaluation import evaluate, mean_reward, write_evaluation
+from rollonce.training.evaluation import evaluate, write_evaluation, write_result
 from rollonce.training.files import (
-    GOES_ON,
     load_checkpoint,
     locked,
     result_of,
@@ -51,7 +48,7 @@ from rollonce.training.files import (
     write_directory,
 )
 from rollonce.training.learners.local import LocalLearner
-from rollonce.training.metrics import Stopwatch, correlation, dead_groups, loo_gap
+from rollonce.training.metrics import Stopwatch, advantage_figures
 from rollonce.training.rolling import step_tasks, tasks_of, view
 from rollonce.training.run_log import RunLog
 from rollonce.training.shadow import Shadow
@@ -213,12 +210,10 @@ class _TrlRun:
         records = self.evaluate(step=self.steps_done, final=True)
         write_evaluation(self.directory, self.steps_done, records)
         write_directory(self.directory / POLICY_FOLDER, self.policy.save)
-        means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
         status, message = (DONE, f"{self.steps_done} steps")
         if self.not_finite is not None:
             status, message = NOT_FINITE, self.not_finite
-        result = RunResult(status, message, self.steps_done, *means)
-        write_json_file(self.directory / RESULT_FILE, result, if_it_fails=GOES_ON)
+        result = write_result(self.directory, status, message, self.steps_done, records)
         shutil.rmtree(self.directory / TRL_FOLDER, ignore_errors=True)
         return result
 
@@ -309,17 +304,10 @@ class _TrlRun:
             part["sample"] -= part["grade"] + part["advantage"]  # which TRL does within
         config = self.config
         record: StepRecord = {
+            **advantage_figures(rewards_B, advantages_B, baseline_B, config.arm.group_size),
             "step": step,
             "rollouts": step * config.train.rollouts,
-            "reward": float(rewards_B.mean()),
-            "advantage_mean": float(advantages_B.mean()),
-            "advantage_var": float(advantages_B.var()),
-            "advantage_nonzero": float((np.abs(advantages_B) > 1e-6).mean()),
-            "baseline_mean": float(baseline_B.mean()),
-            "loo_gap": loo_gap(rewards_B, baseline_B),
             "self_weight_max": None,
-            "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
-            "dead_groups": dead_groups(rewards_B, config.arm.group_size),
             "shadow": self.shadow.step(Batch(view(sampled.tasks), rewards_B)),
             "truncated": float(np.mean(sampled.truncated)),
             "tokens": sum(sampled.lengths),
