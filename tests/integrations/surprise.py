@@ -12,7 +12,7 @@ import numpy as np
 
 from rollonce import component
 from rollonce.baselines import Baseline, Batch, History, Prediction
-from rollonce.baselines.base import Tags
+from rollonce.baselines.tags import Tags
 
 
 @dataclass

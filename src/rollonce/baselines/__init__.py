@@ -1,6 +1,6 @@
 """Baselines: (batch, history) -> b. One idea a file; base.py states the contract."""
 
-from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags, copy_without_history
+from rollonce.baselines.base import Baseline, LinearSmoother, copy_without_history
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.blend import Blend
 from rollonce.baselines.catalogue import load_baseline, named_baseline
@@ -21,6 +21,7 @@ from rollonce.baselines.own import FunctionBaseline
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
 from rollonce.baselines.self_tuning import SelfTuning
+from rollonce.baselines.tags import Cost, Tags
 from rollonce.baselines.tracker import Oracle, Tracker
 
 __all__ = [

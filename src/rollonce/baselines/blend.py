@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import LinearSmoother, Tags
+from rollonce.baselines.base import LinearSmoother
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray

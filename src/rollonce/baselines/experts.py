@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from rollonce.arrays import float_array
-from rollonce.baselines.base import Baseline, Tags, copy_without_history
+from rollonce.baselines.base import Baseline, copy_without_history
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
 from rollonce.baselines.regressor import Ridge
 from rollonce.baselines.self_tuning import SelfTuning
 from rollonce.baselines.stacking import exponential_step, stack
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import as_tasks

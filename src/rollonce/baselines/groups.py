@@ -8,9 +8,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.plain import scale_by_std
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.rollouts import IntArray

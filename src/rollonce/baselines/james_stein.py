@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.groups import group_codes
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 
 

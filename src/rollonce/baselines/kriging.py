@@ -18,8 +18,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Cost, LinearSmoother, Tags
+from rollonce.baselines.base import LinearSmoother
 from rollonce.baselines.kriging_solver import kriging_weights, table_is_worth_it, with_noise
+from rollonce.baselines.tags import Cost, Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.kernels import Cosine, Kernel, Rbf

@@ -26,10 +26,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, LinearSmoother, Tags
+from rollonce.baselines.base import Baseline, LinearSmoother
 from rollonce.baselines.batch import Batch, History, Prediction, log_probs_from_state, log_probs_to_state
 from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut
 from rollonce.baselines.large import LARGE
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import as_tasks

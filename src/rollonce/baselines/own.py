@@ -17,9 +17,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
 from rollonce.arrays import float_array
-from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.kernel import KernelBaseline
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.importing import import_object, name_of_object

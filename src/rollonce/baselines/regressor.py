@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Cost, LinearSmoother, Tags
+from rollonce.baselines.base import Baseline, LinearSmoother
 from rollonce.baselines.batch import Batch, History, Prediction
+from rollonce.baselines.tags import Cost, Tags
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
+from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray

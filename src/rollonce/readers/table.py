@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
-from rollonce.prompts import normalise_prompt, render_messages
+from rollonce.prompts import normalise_prompt
 from rollonce.readers.base import Block
 from rollonce.readers.log_probs import summed, sums_of_block
+from rollonce.readers.row_values import RowValues
 from rollonce.readers.values import (
     NUMBERS,
     CloserLook,
@@ -31,7 +32,6 @@ from rollonce.readers.values import (
 from rollonce.rollouts import Rollouts, Tasks, ids_tell_apart
 
 MAX_MESSAGES = 100
-_BIG = 1 << 62
 
 
 class TableBuilder:
@@ -48,7 +48,7 @@ class TableBuilder:
     ) -> None:
         self.skip_bad_rows = skip_bad_rows
         self.max_prompt_chars = max_prompt_chars
-        self.text_numbers = text_numbers
+        self._values = RowValues(max_prompt_chars, text_numbers)
         self.n_skipped = 0
         self.messages: list[str] = []
         self._code_of: dict[str, int] = {}
@@ -105,18 +105,18 @@ class TableBuilder:
 
     def _single(self, block: Block, i: int) -> Block:
         pick = lambda values: None if values is None else [values[i]]  # noqa: E731
-        length = math.nan if block.lengths is None else self._number(block.lengths[i], "length")
-        log_prob = None if block.log_probs is None else self._log_prob(block.log_probs[i])
+        length = math.nan if block.lengths is None else self._values.number(block.lengths[i], "length")
+        log_prob = None if block.log_probs is None else self._values.log_prob(block.log_probs[i])
         log_prob, length = summed(log_prob, length)
         return Block(
             block.file,
             [block.lines[i]],
-            [self._prompt(block.prompts[i])],
-            [self._reward(block.rewards[i])],
+            [self._values.prompt(block.prompts[i])],
+            [self._values.reward(block.rewards[i])],
             None if block.tasks is None or block.tasks[i] is None else [task_id_text(block.tasks[i])],
             pick(block.rollouts),
             [length],
-            None if block.steps is None else [self._step(block.steps[i])],
+            None if block.steps is None else [self._values.step(block.steps[i])],
             None if math.isnan(log_prob) else [log_prob],
             {name: [values[i]] for name, values in block.columns.items()},
         )
@@ -130,7 +130,7 @@ class TableBuilder:
             if row.rollouts and not isinstance(row.rollouts[0], str | int | float | None):
                 raise InputError(f"the rollout id is {kind_of(row.rollouts[0])}; it must be text or a number")
             if code < 0:
-                self._check_length(prompt)
+                self._values.check_length(prompt)
                 return True
             if self._prompts[code] != prompt and normalise_prompt(self._prompts[code]) != normalise_prompt(prompt):
                 file, line = self._first_seen[code]
@@ -150,63 +150,6 @@ class TableBuilder:
             self.reject(block.file, block.lines[i], error.message)
             return False
         return True
-
-    def _check_length(self, prompt: str) -> None:
-        if len(prompt) > self.max_prompt_chars:
-            raise InputError(
-                f"a prompt of {len(prompt):,} characters, more than max_prompt_chars={self.max_prompt_chars:,}; raise "
-                "that limit (--max-prompt-chars) if it is right, or name the right prompt key"
-            )
-
-    def _prompt(self, value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, list | tuple):
-            return render_messages(value)
-        if isinstance(value, dict) and "role" in value:
-            return render_messages([value])
-        raise InputError(f"the prompt is {kind_of(value)}; it must be text or a list of chat messages")
-
-    def _reward(self, value: Any) -> float:
-        number = self._number(value, "reward")
-        if math.isnan(number) or math.isinf(number):
-            raise InputError(
-                f"the reward is {'null' if value is None else number}; it must be a finite number (or true/false for "
-                "1/0)"
-            )
-        return number
-
-    def _number(self, value: Any, what: str) -> float:
-        if type(value) in NUMBERS or isinstance(value, np.number | np.bool_):
-            try:
-                return float(value)
-            except OverflowError:
-                return math.inf
-        if value is None:
-            return math.nan
-        if isinstance(value, str) and self.text_numbers:
-            text = value.strip().lower()
-            if text in ("", "true", "false"):
-                return {"": math.nan, "true": 1.0, "false": 0.0}[text]
-            try:
-                return float(text)
-            except ValueError:
-                pass
-        hint = " (only CSV may write numbers as text)" if isinstance(value, str) and not self.text_numbers else ""
-        raise InputError(f"the {what} is {kind_of(value)}; it must be a finite number (or true/false for 1/0){hint}")
-
-    def _log_prob(self, value: Any) -> Any:
-        if isinstance(value, str) and self.text_numbers:
-            return None if not value.strip() else self._number(value, "log-probability")
-        return value
-
-    def _step(self, value: Any) -> int | None:
-        if value is None or value == "":
-            return None
-        number = self._number(value, "step")
-        if not (math.isfinite(number) and number.is_integer() and abs(number) < _BIG):
-            raise InputError(f"the step is {kind_of(value)}; it must be a whole number")
-        return int(number)
 
     def _add(self, block: Block) -> NDArray[np.int64]:
         prompts, rewards = block.prompts, block.rewards

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rollonce.baselines import Baseline, LinearSmoother, NormWeighted
-from rollonce.baselines.base import Cost
+from rollonce.baselines.tags import Cost
 from rollonce.scoring.crossfit import CrossFitted
 
 # Solves over this many rows and fewer are cheap.

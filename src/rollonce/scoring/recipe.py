@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch, History, LinearSmoother, NormWeighted
-from rollonce.baselines.base import Cost
+from rollonce.baselines.tags import Cost
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batches import draw_rewards

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollonce.baselines import Baseline
-from rollonce.baselines.base import Cost
 from rollonce.baselines.catalogue import board_baselines, known_names, named_baseline
+from rollonce.baselines.tags import Cost
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
 from rollonce.scoring.crossfit import learn_from_rewards, one_rollout_each

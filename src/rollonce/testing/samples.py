@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.baselines.base import Baseline, Tags
+from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch
+from rollonce.baselines.tags import Tags
 from rollonce.component import Component
 from rollonce.features import CategoryColumn, NumberColumn, Tfidf
 from rollonce.rollouts import FloatArray, IntArray, Tasks

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollonce.baselines import LeaveOneOut, LinearSmoother
-from rollonce.baselines.base import Cost
+from rollonce.baselines.tags import Cost
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import Scorer
 from rollonce.tuning.space import Bank

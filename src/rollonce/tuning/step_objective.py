@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother
-from rollonce.baselines.base import Cost
+from rollonce.baselines.tags import Cost
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate
