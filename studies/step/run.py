@@ -24,8 +24,9 @@ CONSTANTS = (0.1, 0.2)
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one policy as plain JSON."""
     from rollonce.baselines import Constant
+    from rollonce.baselines.catalogue import board_baselines
     from rollonce.files import plain_json
-    from rollonce.noise.session import MeasurementSettings, measure_policy
+    from rollonce.noise.session import MeasurementSettings, between_rewards, measure_policy
     from rollonce.policies import LoraSettings, TransformersPolicy, load_embedded
     from rollonce.reports.noise import noise_json
     from rollonce.scoring import score_rollouts
@@ -51,8 +52,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     constants = [Constant(value) for value in CONSTANTS]
     measured = measure_policy(policy, tasks, settings, baselines=constants, tell=tell)
     exponent = next(e for e in measured.exponents if e.metric == "adam").exponent.value
+    norm_weighted = between_rewards(measured.exponents)
     board = score_rollouts(
         measured.rollouts,
+        baselines=board_baselines(measured.rollouts.tasks, norm_exponent=norm_weighted),
         fitted=constants,
         batch_size=options.batch_size,
         exponent=exponent,

@@ -101,7 +101,6 @@ class NormWeighted(Baseline):
             uses_log_probs=True,
             needs_history=True,
             neutral=False,
-            shift_equivariant=self.smoother.tags.shift_equivariant,
             scale_equivariant=False,
         )
 

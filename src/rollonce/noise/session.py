@@ -134,9 +134,7 @@ def measure_policy(
         progress=lambda done, total: tell("gradients", "", done, total),
     )
     exponents = fitted_exponents(table, gradients, s.seed) if sampler is None else []
-    between = next((e.between_rewards.value for e in exponents if e.metric == "adam"), float("nan"))
-    between = min(max(round(between, 1), 0.0), 4.0) if np.isfinite(between) else None
-    usual = [*noise_baselines(table, s.window, between), *baselines]
+    usual = [*noise_baselines(table, s.window, between_rewards(exponents)), *baselines]
     usual += [b.fit(table.tasks) for _, b in extra if not (b.tags.needs_groups or b.tags.needs_repeats)]
     noise = measure_noise(
         table,
@@ -177,6 +175,13 @@ def measure_policy(
         progress = None
         noise = noise._replace(notes=[f"Progress could not be measured: {error.message}.", *noise.notes])
     return Measurement(table, gradients, noise, progress, exponents, failures)
+
+
+def between_rewards(exponents: Sequence[SurprisalExponent]) -> float | None:
+    """The power between rewards in Adam's metric, to one digit and at most 4, for norm-weighted baselines; None where it
+    was not measured."""
+    value = next((e.between_rewards.value for e in exponents if e.metric == "adam"), float("nan"))
+    return min(max(round(value, 1), 0.0), 4.0) if np.isfinite(value) else None
 
 
 def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> list[SurprisalExponent]:
