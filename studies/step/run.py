@@ -57,6 +57,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         measured.rollouts,
         baselines=board_baselines(measured.rollouts.tasks, norm_exponent=norm_weighted),
         fitted=constants,
+        leave_out=True,
         batch_size=options.batch_size,
         exponent=exponent,
         n_batches=2000,

@@ -178,8 +178,8 @@ def measure_policy(
 
 
 def between_rewards(exponents: Sequence[SurprisalExponent]) -> float | None:
-    """The power between rewards in Adam's metric, to one digit and at most 4, for norm-weighted baselines; None where it
-    was not measured."""
+    """The power between rewards in Adam's metric, to one digit and at most 4, for norm-weighted baselines; None where
+    it was not measured."""
     value = next((e.between_rewards.value for e in exponents if e.metric == "adam"), float("nan"))
     return min(max(round(value, 1), 0.0), 4.0) if np.isfinite(value) else None
 
