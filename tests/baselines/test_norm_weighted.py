@@ -201,3 +201,21 @@ def test_large_batches_go_without_the_table_of_weights_and_agree_with_it(smoothe
     assert not np.array_equal(without.baseline_B, by_table.baseline_B) or isinstance(smoother, LeaveOneOut), (
         "float32 shows"
     )
+
+
+def test_unknown_log_probabilities_are_passed_over_and_the_newest_rows_count() -> None:
+    """NaN for every other rollout; then the policy changes, and what was learned before is forgotten."""
+    rng = np.random.default_rng(9)
+    before, after = past(rng, 64, ratio=2.0), past(rng, 64, ratio=0.5)
+    holes = np.where(np.arange(64) % 2, np.nan, before.log_probs_B)
+    partly = NormWeighted(LeaveOneOut(), min_rows=8, learn_rows=64)
+    partly.observe(Batch(before.tasks, before.rewards_B, log_probs_B=holes))
+    known = slice(0, 64, 2)
+    assert before.log_probs_B is not None
+    assert partly.slope == fit_slope(before.rewards_B[known], before.log_probs_B[known])
+    partly.observe(after)
+    assert partly.slope == pytest.approx(np.log(0.5), abs=0.1)
+    given = NormWeighted(LeaveOneOut(), min_rows=8, learn_rows=64)
+    history = History.empty().append(before).append(after)
+    batch = Batch.of(PROMPTS[:10], [1.0, 0.0] * 5)
+    np.testing.assert_array_equal(given.predict(batch, history).baseline_B, partly.predict(batch).baseline_B)
