@@ -1,9 +1,10 @@
-"""Tasks whose answers are long: eight sentences about a topic, with two words in them that fit it more or less.
+"""Tasks whose answers are long: eight sentences about a topic, with a word in them that fits it more or less.
 
-python studies/smollm2/make_tasks.py > studies/smollm2/long_tasks.jsonl      # 64 tasks, 8 topics x 8 pairs
+python studies/smollm2/make_tasks.py > studies/smollm2/long_tasks.jsonl      # 64 tasks, 8 topics x 8 words
 
-Graded by whether the two words stand in the answer as they were given (letter case aside), as `contains` of
-`rollonce.tasks` does it. A first form, three sentences and one word, had a mean reward of 0.61 and answers of 55 tokens.
+Graded by whether the word stands in the answer (letter case aside), as `contains` of `rollonce.tasks` does it; an answer
+that is cut off earns 0. Of two other forms, three sentences with one word were too short and too easy (55 tokens, 0.61)
+and eight sentences with two words too hard (156 tokens, 0.06).
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ TOPICS = {
 
 
 def main() -> None:
-    """One task per line: prompt, reference, grader, family (the topic), level (how far the first word is from it)."""
+    """One task per line: prompt, reference, grader, family (the topic), level (how far the word is from it)."""
     for topic, words in TOPICS.items():
         for level, word in enumerate(words):
-            both = f"{word} and {words[(level + 3) % len(words)]}"
-            prompt = f'Write a story of eight sentences about this: {topic}. It must say "{both}".'
-            task = {"prompt": prompt, "reference": both, "grader": "contains", "family": topic, "level": level}
+            prompt = f'Write a story of eight sentences about this: {topic}. Use the word "{word}" somewhere.'
+            task = {"prompt": prompt, "reference": word, "grader": "contains", "family": topic, "level": level}
             print(json.dumps(task))
 
 
