@@ -42,10 +42,9 @@ def child(what: str) -> None:
     started = time.process_time()
     try:
         from rollonce.boards import BoardSettings as Settings
-        from rollonce.boards import make_board
+        from rollonce.boards import make_baseline_board
     except ImportError:  # the code that it is measured against
         from rollonce.commands.boards import Settings  # pyright: ignore
-        from rollonce.commands.boards import score_table as make_board  # pyright: ignore
 
     if what[0].isdigit():
         table = synthetic(*map(int, what.split("x")))
@@ -59,7 +58,7 @@ def child(what: str) -> None:
         if done:
             second.append(time.process_time() - started)
 
-    board = make_board(table, Settings(), tell)
+    board = make_baseline_board(table, Settings(), tell)
     scores = {s.label: s.ratio for s in [*board.scores, *board.apart]}
     said = {"cpu": time.process_time(), "first": second[0], "ratios": scores}
     print(json.dumps(said))

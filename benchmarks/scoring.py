@@ -40,10 +40,10 @@ class Given(Feature):
     def config(self) -> dict:
         return {"type": self.type, "id": id(self.matrix)}
 
-    def children(self) -> dict:
+    def nested_components(self) -> dict:
         return {}
 
-    def compute(self, tasks: Tasks) -> np.ndarray:
+    def compute_feature_matrix(self, tasks: Tasks) -> np.ndarray:
         return self.matrix[np.array([int(t) for t in tasks.task_ids])]
 
 
@@ -78,15 +78,17 @@ def against_reference() -> None:
     groups = [t.group(n) for n in range(t.n_tasks)]
     kernel = published_tfidf().fit(t.tasks)
     similarity = reference.tfidf_similarity(t.tasks.prompts)
-    Scorer(t, n_batches=10, resamples=0).score(kernel)  # compile, and compute the features once for both
+    Scorer(t, n_batches=10, resamples=0).score_baseline(kernel)  # compile, and compute the features once for both
     for name, plain, ours in (
-        ("LOO mean", reference.loo_on(), LeaveOneOut()),
-        ("TF-IDF softmax, T = 0.1", reference.gs1_on(similarity, 0.1), kernel),
+        ("LOO mean", reference.make_loo_on_tasks(), LeaveOneOut()),
+        ("TF-IDF softmax, T = 0.1", reference.make_gs1_on_tasks(similarity, 0.1), kernel),
     ):
-        slow, result = cpu(lambda plain=plain: reference.simulate_beff(groups, plain, batches=10_000))
+        slow, result = cpu(lambda plain=plain: reference.simulate_effective_batch_size(groups, plain, batches=10_000))
         scorer = Scorer(t, n_batches=10_000, resamples=0)
-        columns_cpu, columns = cpu(lambda scorer=scorer: scorer.columns(0))
-        errors_cpu, errors = cpu(lambda scorer=scorer, ours=ours, columns=columns: scorer.errors(ours, columns, 0))
+        columns_cpu, columns = cpu(lambda scorer=scorer: scorer.draw_common_batches(0))
+        errors_cpu, errors = cpu(
+            lambda scorer=scorer, ours=ours, columns=columns: scorer.unbiased_squared_errors(ours, columns, 0)
+        )
         b_eff = 32 * scorer.s2 / (scorer.s2 + errors.mean())
         print(f"| {name}: plain numpy loop (reference.py) | {slow:.3f} | 1 | {result.b_eff:.2f} |")
         fast = columns_cpu + errors_cpu
@@ -106,9 +108,9 @@ def one(n: int, batches: int) -> None:
     t = table(n, 2)
     kernel = KernelBaseline(Softmax(Tfidf(max_features=5000))).fit(t.tasks.take(np.arange(2_000)))
     kernel.kernel.feature.transform(t.tasks)  # type: ignore[attr-defined]
-    Scorer(t, n_batches=10, resamples=0).score(kernel)
+    Scorer(t, n_batches=10, resamples=0).score_baseline(kernel)
     scorer = Scorer(t, n_batches=batches, resamples=0)
-    seconds, _ = cpu(lambda: scorer.errors(kernel, scorer.columns(0), 0))
+    seconds, _ = cpu(lambda: scorer.unbiased_squared_errors(kernel, scorer.draw_common_batches(0), 0))
     print(f"| {n:,} | {batches:,} | {seconds:.2f} | {1000 * seconds / batches:.2f} | {peak_mb():.0f} |", flush=True)
 
 
@@ -177,17 +179,17 @@ def large(name: str) -> None:
     if name == "softmax":
         kernel.feature.fit(text[:5000])
     feature: Feature = kernel.feature
-    feature.transform(batch.tasks)
-    feature.transform(history.tasks)
+    feature.transform_tasks(batch.tasks)
+    feature.transform_tasks(history.tasks)
     small = Batch(batch.tasks.take(np.arange(64)), batch.rewards_B[:64])
     short = History(
         history.tasks.take(np.arange(200_000 // 64)), history.rewards_H[: 200_000 // 64], ages[: 200_000 // 64]
     )
-    from rollonce.baselines.large import large_predict
+    from rollonce.baselines.large import predict_large_batch
 
     ones = np.ones(64 + len(short))
     both = Tasks.concat(small.tasks, short.tasks)
-    large_predict(kernel, both, n_rows=64, rewards_M=ones, recency_M=ones, shrinkage=0.0)  # compile
+    predict_large_batch(kernel, both, n_rows=64, rewards_M=ones, recency_M=ones, shrinkage=0.0)  # compile
     start, start_cpu = time.perf_counter(), time.process_time()
     b = baseline.predict(batch, history).baseline_B
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu

@@ -52,7 +52,7 @@ def main() -> None:
         at = rng.permutation(len(prompts))[:n]
         tasks = Tasks([prompts[i] for i in at])
         for kernel in baseline.kernels:  # features of the rows are computed once and kept, in a trainer too
-            kernel.covariance(tasks, np.arange(1)[None], np.arange(1)[None])
+            kernel.compute_covariance(tasks, np.arange(1)[None], np.arange(1)[None])
         cpu, wall = seconds(lambda tasks=tasks, at=at: baseline.fit_rewards(tasks, rewards[at]), args.repeats)
         print(f"shares fitted on {n:5d} rewards              {cpu:8.2f} s {wall:8.2f} s")
     order = rng.permutation(len(prompts))

@@ -26,18 +26,18 @@ import torch
 from rollonce.baselines import Batch
 from rollonce.policies import EMBEDDED_MAX_NEW_TOKENS, embedded_directory
 from rollonce.tasks import grade
-from rollonce.training.arms.make import make_arm
+from rollonce.training.arms.make import make_configured_arm
 from rollonce.training.config import RunConfig
 from rollonce.training.learners.local import LocalLearner
-from rollonce.training.rolling import roll, step_tasks, tasks_of, view
-from rollonce.training.sections import validated
+from rollonce.training.rolling import build_feature_tasks, choose_step_tasks, load_configured_tasks, sample_and_grade
+from rollonce.training.sections import validate_section
 
 EVALUATED = 1024
 KERNEL_ARMS = ("gs1_tfidf", "gs1_buckets", "gs1_family", "gs1_kriging", "gs1_self_tuning")
 
 
 def our_config(arm: dict[str, Any], **train: Any) -> RunConfig:
-    return validated(
+    return validate_section(
         RunConfig, {"name": "x", "arm": arm, "tasks": {"train": 1920, "holdout": 30, "test": 30}, "train": train}
     )
 
@@ -47,9 +47,9 @@ class Ours:
 
     def __init__(self, arm: dict[str, Any]) -> None:
         self.config = our_config(arm)
-        self.splits = tasks_of(self.config.tasks)
+        self.splits = load_configured_tasks(self.config.tasks)
         self.learner = LocalLearner(self.config)
-        self.arm = make_arm(self.config, self.learner, self.splits.train)
+        self.arm = make_configured_arm(self.config, self.learner, self.splits.train)
         self.k = 0
         self.parts = {"sample": 0.0, "advantage": 0.0, "update": 0.0}
 
@@ -58,17 +58,17 @@ class Ours:
         start = time.process_time()
         tasks = [
             t
-            for t in step_tasks(self.splits.train, self.config.tasks_per_step, self.k, 0)
+            for t in choose_step_tasks(self.splits.train, self.config.tasks_per_step, self.k, 0)
             for _ in range(self.config.arm.group_size)
         ]
-        rewards_B, samples, _ = roll(self.learner, tasks, self.config, [0, self.k])
+        rewards_B, samples, _ = sample_and_grade(self.learner, tasks, self.config, [0, self.k])
         a = time.process_time()
-        batch = Batch(view(tasks), rewards_B)
-        judged = self.arm.advantages(batch, samples)
+        batch = Batch(build_feature_tasks(tasks), rewards_B)
+        judged = self.arm.advantages_of_step(batch, samples)
         b = time.process_time()
-        self.learner.update(samples, judged.advantages)
+        self.learner.update_policy(samples, judged.advantages)
         c = time.process_time()
-        self.arm.learn(batch, samples, judged)
+        self.arm.learn_from_step(batch, samples, judged)
         end = time.process_time()
         for name, seconds in (("sample", a - start), ("advantage", b - a + end - c), ("update", c - b)):
             self.parts[name] += seconds
@@ -83,7 +83,7 @@ def trl_stepper(steps: int) -> Callable[[], float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    splits = tasks_of(our_config({"baseline": "grpo", "group_size": 8}).tasks)
+    splits = load_configured_tasks(our_config({"baseline": "grpo", "group_size": 8}).tasks)
     known = {t.prompt: t for t in splits.train}
 
     def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
@@ -171,7 +171,7 @@ def main() -> None:
     start = time.process_time()
     for at in range(0, EVALUATED, run.config.evaluation.rows):
         rows = asked[at : at + run.config.evaluation.rows]
-        run.learner.sample(rows, max_new_tokens=run.learner.max_new_tokens, temperature=1.0, seed=[1, at])
+        run.learner.sample_rollouts(rows, max_new_tokens=run.learner.max_new_tokens, temperature=1.0, seed=[1, at])
     print(f"\n{EVALUATED} sampled answers: {time.process_time() - start:.2f} CPU s")
 
 

@@ -15,7 +15,7 @@ import time
 
 from rollonce import datasets
 from rollonce.tuning.objective import Objective
-from rollonce.tuning.search import Budget, Search, best_value
+from rollonce.tuning.search import Budget, Search, best_trial_value
 from rollonce.tuning.space import Space
 
 
@@ -28,18 +28,22 @@ def main() -> None:
     args = parser.parse_args()
     warm = datasets.load("gsm8k_qwen25coder_1.5b")
     objective = Objective(warm, n_batches=20)
-    Search(Space.of(warm), objective.bank, objective.value).run(Budget(12, float("inf")))
+    Search(Space.from_rollout_tables(warm), objective.bank, objective.value_of_baseline).run_until_budget_spent(
+        Budget(12, float("inf"))
+    )
     for sampler in args.samplers:
         table = datasets.load("cruxeval_input_codellama7b_t02")
         objective = Objective(table)
-        search = Search(Space.of(table, window=args.window), objective.bank, objective.value, sampler)
+        search = Search(
+            Space.from_rollout_tables(table, window=args.window), objective.bank, objective.value_of_baseline, sampler
+        )
         wall, cpu = time.perf_counter(), time.process_time()
-        trials = search.run(Budget(args.trials, float("inf")))
+        trials = search.run_until_budget_spent(Budget(args.trials, float("inf")))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(
             f"{sampler:>9}, window {args.window}: {len(trials)} trials in {wall:.1f} s ({cpu:.1f} CPU s), "
             f"{60 * len(trials) / wall:.0f} a minute ({60 * len(trials) / cpu:.0f} a CPU minute), "
-            f"{objective.seconds_scoring / wall:.0%} in scoring and similarity tables, best {best_value(trials):.3f} "
+            f"{objective.seconds_scoring / wall:.0%} in scoring and similarity tables, best {best_trial_value(trials):.3f} "
             "of LOO"
         )
 

@@ -66,7 +66,9 @@ def test_the_baseline(module, monkeypatch):
     assert isinstance(catalogue.named_baseline("median"), median)
     rng = np.random.default_rng(0)
     table = Rollouts.from_groups(rng.integers(0, 2, (12, 4)), [f"task {i}" for i in range(12)])
-    board = score_rollouts(table, baselines=catalogue.board_baselines(table.tasks, 0)[-1:], batch_size=4, n_batches=20)
+    board = score_rollouts(
+        table, baselines=catalogue.default_board_baselines(table.tasks, 0)[-1:], batch_size=4, n_batches=20
+    )
     assert "LOO median" in {s.label for s in board.scores}
 
 

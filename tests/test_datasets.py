@@ -29,8 +29,8 @@ WITH_LOG_PROBS = [name for name in SHAPES if name.startswith("logprob_")]
 
 
 def test_names() -> None:
-    assert set(datasets.names()) == set(SHAPES)
-    assert set(datasets.names(with_log_probs=False)) == set(SHAPES) - set(WITH_LOG_PROBS)
+    assert set(datasets.list_dataset_names()) == set(SHAPES)
+    assert set(datasets.list_dataset_names(with_log_probs=False)) == set(SHAPES) - set(WITH_LOG_PROBS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -42,11 +42,11 @@ def test_a_set(name: str) -> None:
     assert np.isfinite(table.rewards_R).all()
     assert table.rewards_R.min() >= 0
     assert table.rewards_R.max() <= 1
-    about = datasets.describe(name)
+    about = datasets.describe_dataset(name)
     assert "Copyright" in about.licence_file.read_text() or "Apache License" in about.licence_file.read_text()
     assert about.policy
     assert about.source
-    read = read_rollouts(datasets.path(name))
+    read = read_rollouts(datasets.locate_dataset_file(name))
     assert read.tasks.prompts == table.tasks.prompts
     assert read.tasks.task_ids.tolist() == table.tasks.task_ids.tolist()
     np.testing.assert_array_equal(read.rewards_R, table.rewards_R)
@@ -59,7 +59,7 @@ def test_a_set_with_log_probabilities(name: str) -> None:
     log_probs_R, tokens_R = table.log_probs_R, table.lengths_R
     assert log_probs_R is not None
     assert tokens_R is not None
-    read = read_rollouts(datasets.path(name), columns=["family"])
+    read = read_rollouts(datasets.locate_dataset_file(name), columns=["family"])
     np.testing.assert_array_equal(read.log_probs_R, log_probs_R)  # pyright: ignore[reportArgumentType]
     assert read.tasks.column("family").tolist() == table.tasks.column("family").tolist()
     # Sums over tokens, at temperature 1: at most 0, and a few tenths of a nat to a few nats per token.
@@ -91,7 +91,7 @@ def test_the_beginning_of_a_name_will_do_if_it_is_one() -> None:
 
 
 def test_small_and_quick_to_import() -> None:
-    assert sum(datasets.path(n).stat().st_size for n in datasets.names()) < 1_000_000
+    assert sum(datasets.locate_dataset_file(n).stat().st_size for n in datasets.list_dataset_names()) < 1_000_000
     code = (
         "import sys, rollonce.datasets; print([m for m in ('orjson', 'pyarrow', 'scipy', 'torch') if m in sys.modules])"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.files import plain_json, write_json_file, write_whole_file
+from rollonce.files import convert_to_plain_json, write_json_file, write_whole_file
 
 
 class Pair(NamedTuple):
@@ -62,5 +62,5 @@ def test_plain_json_knows_numpy_named_tuples_and_what_json_has_no_number_for(tmp
     }
     write_json_file(tmp_path / "x.json", value)
     expected = {"a": None, "b": [1.0, None], "c": {"value": 1.5, "low": None}, "d": [3, True]}
-    assert plain_json(value) == expected
+    assert convert_to_plain_json(value) == expected
     assert json.loads((tmp_path / "x.json").read_text()) == expected

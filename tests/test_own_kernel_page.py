@@ -80,11 +80,11 @@ def test_its_file_loads_in_a_process_that_has_not_seen_the_module(folder):
 
 
 def test_the_table_of_the_page_trains_with_its_settings(folder):
-    from rollonce.training.arms.baseline import make_baseline
-    from rollonce.training.loading import load_config
+    from rollonce.training.arms.baseline import make_arm_baseline
+    from rollonce.training.loading import load_experiment_config
 
-    arm = load_config("mine.toml").arms["mine_window"]
-    baseline = make_baseline(arm, Batch.of(["1", "2 3"], [0.0, 1.0]).tasks)
+    arm = load_experiment_config("mine.toml").arms["mine_window"]
+    baseline = make_arm_baseline(arm, Batch.of(["1", "2 3"], [0.0, 1.0]).tasks)
     assert baseline.label == "NumberCount scale=0.5, window 64"
     baseline.save("again.json")
     assert Baseline.load("again.json").config() == baseline.config()

@@ -40,10 +40,10 @@ def test_word_tfidf_is_scikit_learns_default():
     rng = np.random.default_rng(0)
     texts = [*prompts_of(rng, 20), "", "The THE the İstanbul 東京 a I 3.14 don't"]
     theirs = TfidfVectorizer().fit(texts)
-    vocabulary, idf = reference.fit_tfidf(texts)
+    vocabulary, idf = reference.fit_tfidf_vocabulary(texts)
     assert list(vocabulary) == theirs.get_feature_names_out().tolist()
     np.testing.assert_allclose(
-        reference.tfidf_vectors(texts, vocabulary, idf), theirs.transform(texts).toarray(), atol=1e-14
+        reference.tfidf_unit_vectors(texts, vocabulary, idf), theirs.transform(texts).toarray(), atol=1e-14
     )
     x = theirs.transform(texts)
     np.testing.assert_allclose(reference.tfidf_similarity(texts), (x @ x.T).toarray(), atol=1e-14)
@@ -59,7 +59,7 @@ def test_the_seeds_own_lines_give_the_same_baseline():
     np.fill_diagonal(w, 0.0)
     seed = (w @ rewards) / w.sum(1)
     np.testing.assert_allclose(
-        reference.gs1_baseline(reference.tfidf_similarity(prompts, train), rewards), seed, atol=1e-12
+        reference.gs1_kernel_baseline(reference.tfidf_similarity(prompts, train), rewards), seed, atol=1e-12
     )
     np.testing.assert_allclose(
         published_tfidf().fit(train).predict(Batch.of(prompts, rewards)).baseline_B, seed, atol=1e-12
@@ -79,7 +79,7 @@ def test_two_clusters_at_T_1_with_unequal_sizes_by_hand():
     ]
     cluster = [0, 0, 0, 1, 1]
     np.testing.assert_allclose(reference.two_cluster_baseline(cluster, rewards, 1.0), want, atol=1e-15)
-    np.testing.assert_allclose(reference.gs1_baseline(prompts, rewards, 1.0), want, atol=1e-15)
+    np.testing.assert_allclose(reference.gs1_kernel_baseline(prompts, rewards, 1.0), want, atol=1e-15)
     fast = KernelBaseline(Softmax(temperature=1.0)).fit(prompts)
     np.testing.assert_allclose(fast.predict(Batch.of(prompts, rewards)).baseline_B, want, atol=1e-15)
 
@@ -91,7 +91,7 @@ def test_two_clusters_at_any_temperature(temperature, sizes):
     cluster = rng.permutation(np.repeat([0, 1], sizes))
     prompts, rewards = [["red apple", "blue sea"][c] for c in cluster], rng.random(sum(sizes))
     want = reference.two_cluster_baseline(cluster, rewards, temperature)
-    np.testing.assert_allclose(reference.gs1_baseline(prompts, rewards, temperature), want, atol=1e-13)
+    np.testing.assert_allclose(reference.gs1_kernel_baseline(prompts, rewards, temperature), want, atol=1e-13)
     fast = KernelBaseline(Softmax(temperature=temperature)).fit(prompts)
     np.testing.assert_allclose(fast.predict(Batch.of(prompts, rewards)).baseline_B, want, atol=1e-13)
 
@@ -99,14 +99,14 @@ def test_two_clusters_at_any_temperature(temperature, sizes):
 def test_identical_prompts_do_not_activate_the_kernel():
     rewards = [1.0, 0.0, 0.25, 0.75]
     np.testing.assert_allclose(
-        reference.gs1_baseline(["same words"] * 4, rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15
+        reference.gs1_kernel_baseline(["same words"] * 4, rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15
     )
-    np.testing.assert_allclose(reference.loo_mean(rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15)
+    np.testing.assert_allclose(reference.leave_one_out_mean(rewards), [1 / 3, 2 / 3, 1.75 / 3, 1.25 / 3], atol=1e-15)
 
 
 def test_alone_it_gives_the_prior():
-    assert reference.gs1_baseline(["a b"], [1.0]).tolist() == [0.0]
-    assert reference.loo_mean([1.0], prior=0.5).tolist() == [0.5]
+    assert reference.gs1_kernel_baseline(["a b"], [1.0]).tolist() == [0.0]
+    assert reference.leave_one_out_mean([1.0], prior=0.5).tolist() == [0.5]
 
 
 def test_buckets_by_hand():
@@ -126,9 +126,12 @@ def test_the_package_agrees_with_the_reference(seed, window):
     similarity = reference.tfidf_similarity(prompts)[:n]
     lengths = [len(p) + 1 for p in prompts]
     cases = [
-        (LeaveOneOut(window=window), reference.loo_mean(rewards, n)),
-        (published_tfidf(window), reference.gs1_baseline(similarity, rewards, 0.1)),
-        (KernelBaseline(Softmax(temperature=0.7), window=window), reference.gs1_baseline(similarity, rewards, 0.7)),
+        (LeaveOneOut(window=window), reference.leave_one_out_mean(rewards, n)),
+        (published_tfidf(window), reference.gs1_kernel_baseline(similarity, rewards, 0.1)),
+        (
+            KernelBaseline(Softmax(temperature=0.7), window=window),
+            reference.gs1_kernel_baseline(similarity, rewards, 0.7),
+        ),
         (published_length_buckets(window), reference.length_bucket_baseline(lengths, rewards, n)),
     ]
     for baseline, want in cases:
@@ -155,7 +158,7 @@ def test_kriging_agrees_with_deleting_the_row_and_solving_again(seed):
 
 def test_moments_by_hand():
     # s2_x: 1/2, 0, 1/3; means 1/2, 1, 1/3.
-    m = reference.moments([[1, 0], [1, 1, 1], [0, 0, 1]])
+    m = reference.reward_moments([[1, 0], [1, 1, 1], [0, 0, 1]])
     s2 = (1 / 2 + 0 + 1 / 3) / 3
     means = [1 / 2, 1.0, 1 / 3]
     centre = sum(means) / 3
@@ -163,9 +166,9 @@ def test_moments_by_hand():
     assert m.s2 == pytest.approx(s2, abs=1e-15)
     assert m.tau2 == pytest.approx(tau2, abs=1e-15)
     assert m.snr == pytest.approx(tau2 / s2, abs=1e-14)
-    assert math.isnan(reference.moments([[1, 1], [0, 0]]).snr)
+    assert math.isnan(reference.reward_moments([[1, 1], [0, 0]]).snr)
     with pytest.raises(ValueError, match="two rollouts"):
-        reference.moments([[1], [0, 1]])
+        reference.reward_moments([[1], [0, 1]])
 
 
 @pytest.mark.parametrize(("snr", "published"), [(2.36, 9.3), (1.81, 10.9), (0.31, 23.8), (4.91, 5.2)])
@@ -173,13 +176,13 @@ def test_the_four_published_values(snr, published):
     assert reference.loo_beff_closed_form(snr, 32) == pytest.approx(published, abs=0.2)
     # The same thing from its parts, with s2 = 1.
     assert reference.loo_beff_closed_form(snr, 32) == pytest.approx(
-        reference.b_eff(1.0, snr * 32 / 31 + 1 / 31, 32), abs=1e-12
+        reference.effective_batch_size(1.0, snr * 32 / 31 + 1 / 31, 32), abs=1e-12
     )
 
 
 def test_closed_form_mse_by_hand():
     # Two tasks, equal weight on the other: (m_1 - m_0)^2 + v_1 - s2_0 / G.
-    got = reference.closed_form_mse(
+    got = reference.closed_form_squared_error(
         np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0.5, 0.75]), np.array([0.25, 0.1875]), np.array([0.125, 0.0625])
     )
     np.testing.assert_allclose(got, [0.0625 + 0.1875 - 0.125, 0.0625 + 0.25 - 0.0625], atol=1e-15)
@@ -192,13 +195,15 @@ def beta_bernoulli(rng, n=60, g=8):
 def test_the_recipe_agrees_with_the_closed_forms():
     rng = np.random.default_rng(3)
     rewards, prompts = beta_bernoulli(rng), prompts_of(rng, 60)
-    m = reference.moments(rewards)
-    loo = reference.simulate_beff(rewards, reference.loo_on(), batches=4000)
+    m = reference.reward_moments(rewards)
+    loo = reference.simulate_effective_batch_size(rewards, reference.make_loo_on_tasks(), batches=4000)
     assert loo.b_eff == pytest.approx(reference.loo_beff_closed_form(m.snr, 32), abs=0.25)
     assert abs(loo.mse - (m.tau2 * 32 / 31 + m.s2 / 31)) < 4 * loo.mse_se
 
     similarity = reference.tfidf_similarity(prompts)
-    simulated = reference.simulate_beff(rewards, reference.gs1_on(similarity), batches=4000, seed=1)
+    simulated = reference.simulate_effective_batch_size(
+        rewards, reference.make_gs1_on_tasks(similarity), batches=4000, seed=1
+    )
     means, variances = rewards.mean(1), rewards.var(1)
     noise = rewards.var(1, ddof=1) / 8
     exact = []
@@ -206,14 +211,16 @@ def test_the_recipe_agrees_with_the_closed_forms():
         at = rng.choice(60, 32, replace=False)
         w = np.exp(similarity[np.ix_(at, at)] / 0.1)
         np.fill_diagonal(w, 0.0)
-        exact.append(reference.closed_form_mse(w / w.sum(1, keepdims=True), means[at], variances[at], noise[at]).mean())
+        exact.append(
+            reference.closed_form_squared_error(w / w.sum(1, keepdims=True), means[at], variances[at], noise[at]).mean()
+        )
     assert abs(simulated.mse - np.mean(exact)) < 4 * math.hypot(simulated.mse_se, np.std(exact) / math.sqrt(4000))
 
 
 def test_a_baseline_that_used_the_target_rollouts_looks_better_than_perfect():
     """The group's whole mean differs from the held-out mean by (r - held-out mean) / G, so the recipe gives -s2 / G."""
     rewards = beta_bernoulli(np.random.default_rng(4), 50, 4)
-    cheat = reference.simulate_beff(rewards, lambda tasks, r: rewards.mean(1)[tasks], batches=2000)
+    cheat = reference.simulate_effective_batch_size(rewards, lambda tasks, r: rewards.mean(1)[tasks], batches=2000)
     assert cheat.mse == pytest.approx(-cheat.s2 / 4, abs=4 * cheat.mse_se)
     assert cheat.b_eff == pytest.approx(32 * 4 / 3, rel=0.02)
 
@@ -227,18 +234,22 @@ def test_rloo_by_hand():
 def test_the_recipe_with_a_window_ragged_groups_and_too_few_tasks():
     rng = np.random.default_rng(5)
     rewards = [rng.random(int(g)) for g in rng.integers(2, 7, 50)]
-    wide = reference.simulate_beff(rewards, reference.loo_on(10), batch_size=10, window=30, batches=3000)
-    narrow = reference.simulate_beff(rewards, reference.loo_on(10), batch_size=10, batches=3000)
-    assert wide.mse < narrow.mse
-    m = reference.moments(rewards)
-    assert abs(wide.mse - (m.tau2 + (m.tau2 + m.s2) / 39)) < 5 * wide.mse_se
-    assert reference.simulate_beff(rewards, reference.loo_on(10), batch_size=10, batches=50) == reference.simulate_beff(
-        rewards, reference.loo_on(10), batch_size=10, batches=50
+    wide = reference.simulate_effective_batch_size(
+        rewards, reference.make_loo_on_tasks(10), batch_size=10, window=30, batches=3000
     )
+    narrow = reference.simulate_effective_batch_size(
+        rewards, reference.make_loo_on_tasks(10), batch_size=10, batches=3000
+    )
+    assert wide.mse < narrow.mse
+    m = reference.reward_moments(rewards)
+    assert abs(wide.mse - (m.tau2 + (m.tau2 + m.s2) / 39)) < 5 * wide.mse_se
+    assert reference.simulate_effective_batch_size(
+        rewards, reference.make_loo_on_tasks(10), batch_size=10, batches=50
+    ) == reference.simulate_effective_batch_size(rewards, reference.make_loo_on_tasks(10), batch_size=10, batches=50)
     with pytest.raises(ValueError, match="needs 60 distinct tasks; there are 50"):
-        reference.simulate_beff(rewards, reference.loo_on(10), batch_size=10, window=50)
+        reference.simulate_effective_batch_size(rewards, reference.make_loo_on_tasks(10), batch_size=10, window=50)
     with pytest.raises(ValueError, match="two rollouts or more"):
-        reference.simulate_beff([[1.0]] * 40, reference.loo_on())
+        reference.simulate_effective_batch_size([[1.0]] * 40, reference.make_loo_on_tasks())
 
 
 def test_family_mean_is_the_weighted_baseline_of_equal_families():

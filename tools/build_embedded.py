@@ -70,12 +70,12 @@ def draw_entries(config: BuildConfig) -> list[list[dict[str, Any]]]:
     from rollonce.prompts import normalise_prompt
     from rollonce.tasks.base import split_of
     from rollonce.tasks.embedded import EMBEDDED_SOURCES
-    from rollonce.tasks.reasoning_gym import entries
+    from rollonce.tasks.reasoning_gym import generate_entries
 
     pools = []
     for position, source in enumerate(EMBEDDED_SOURCES):
         pool: dict[str, dict[str, Any]] = {}
-        for tried, entry in enumerate(entries(source, config.seed + 1_000_003, position)):
+        for tried, entry in enumerate(generate_entries(source, config.seed + 1_000_003, position)):
             if entry is not None and split_of(entry["question"]) == "train":
                 pool.setdefault(normalise_prompt(entry["question"]), entry)
             if len(pool) == config.prompts_per_type or tried > 3 * config.prompts_per_type:

@@ -16,19 +16,19 @@ from typing import Any, Unpack
 
 from rollonce import datasets
 from rollonce.baselines import Baseline
-from rollonce.boards import BoardSettings, make_board, row_baseline
+from rollonce.boards import BoardSettings, baseline_of_board_row, make_baseline_board
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.readers import read_rollouts
-from rollonce.readers.memory import read_rows, rows_of
+from rollonce.readers.memory import convert_source_to_rows, read_rows_in_memory
 from rollonce.readers.options import ReadOptions
-from rollonce.reports.board_rows import board_html, board_markdown, board_records
-from rollonce.reports.decision import Decision, decide_on_board, into_trainer
-from rollonce.reports.table import top_rows
-from rollonce.reports.words import with_interval
+from rollonce.reports.board_rows import make_board_records, render_board_html, render_board_markdown
+from rollonce.reports.decision import Decision, decide_on_board, format_trainer_call
+from rollonce.reports.table import select_top_rows
+from rollonce.reports.words import format_with_interval
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score
-from rollonce.scoring.exponent import read_exponent
-from rollonce.scoring.rows import rows_named
+from rollonce.scoring.exponent import read_surprisal_exponent
+from rollonce.scoring.rows import find_rows_by_name
 
 __all__ = ["Ranking", "Row", "read", "score"]
 
@@ -48,11 +48,11 @@ def read(source: Any, *, name: str | None = None, **options: Unpack[ReadOptions]
     """
     if isinstance(source, Rollouts):
         return source
-    rows = rows_of(source)
+    rows = convert_source_to_rows(source)
     if rows is not None:
         if not rows:
             raise InputError("no rows to read")
-        return read_rows(rows, name=name or "rollouts", **options)
+        return read_rows_in_memory(rows, name=name or "rollouts", **options)
     if isinstance(source, str) and not options and not os.path.exists(source) and source.isidentifier():
         return datasets.load(source)
     if not isinstance(source, str | os.PathLike | Sequence):
@@ -107,11 +107,11 @@ def score(
         seed=seed,
         held_out=held_out,
         given=tuple(baselines),
-        exponent=read_exponent(str(exponent)) if exponent is not None else None,
+        exponent=read_surprisal_exponent(str(exponent)) if exponent is not None else None,
         only=(only,) if isinstance(only, str) else tuple(only),
         quick=quick,
     )
-    return Ranking(make_board(table, settings), table, settings, rho)
+    return Ranking(make_baseline_board(table, settings), table, settings, rho)
 
 
 class Row:
@@ -132,7 +132,9 @@ class Row:
         if self._baseline is None:
             ranking = self._ranking
             command = f"rollonce.score({ranking.table.name!r})"
-            self._baseline = row_baseline(ranking.board, ranking.table, ranking.settings, self.score.label, command)
+            self._baseline = baseline_of_board_row(
+                ranking.board, ranking.table, ranking.settings, self.score.label, command
+            )
         return self._baseline
 
     def __getattr__(self, name: str) -> Any:
@@ -141,7 +143,7 @@ class Row:
         return getattr(self.score, name)
 
     def __repr__(self) -> str:
-        return f"Row({self.score.label!r}, {with_interval(self.score.ratio)} x LOO)"
+        return f"Row({self.score.label!r}, {format_with_interval(self.score.ratio)} x LOO)"
 
 
 class Ranking:
@@ -168,7 +170,7 @@ class Ranking:
         """Whether one rollout per task is enough here, and what to do next."""
         decision = decide_on_board(self.board, "", rho=self._rho)
         if "--save-best" in decision.next_step:
-            step = 'board.best.baseline.save("baseline.json"); then ' + into_trainer("baseline.json")
+            step = 'board.best.baseline.save("baseline.json"); then ' + format_trainer_call("baseline.json")
             decision = decision._replace(next_step=step)
         return decision
 
@@ -181,14 +183,14 @@ class Ranking:
     def __getitem__(self, which: int | str) -> Row:
         if isinstance(which, int):
             return self._rows[which]
-        labels = {row.label for row in rows_named(which, [])} if which not in self._labels else {which}
+        labels = {row.label for row in find_rows_by_name(which, [])} if which not in self._all_row_labels else {which}
         for row in [*self._rows, *(Row(self, score) for score in self.board.apart)]:
             if row.score.label in labels:
                 return row
-        raise InputError(f"the board has no row {which!r}; it has {', '.join(self._labels)}")
+        raise InputError(f"the board has no row {which!r}; it has {', '.join(self._all_row_labels)}")
 
     @property
-    def _labels(self) -> list[str]:
+    def _all_row_labels(self) -> list[str]:
         return [score.label for score in [*self.board.scores, *self.board.apart]]
 
     def to_frame(self) -> Any:
@@ -201,23 +203,25 @@ class Ranking:
             import pandas as pd
         except ImportError:
             raise MissingExtraError("to_frame()", "pandas", "") from None
-        return pd.DataFrame(board_records(self.board))
+        return pd.DataFrame(make_board_records(self.board))
 
     def to_markdown(self) -> str:
         """The board as Markdown, with its notes and the decision."""
-        return board_markdown(self.board, self.decision)
+        return render_board_markdown(self.board, self.decision)
 
     def save_report(self, path: str | os.PathLike[str]) -> Path:
         """Write the page that ``rollonce score --report`` writes; returns its path."""
-        from rollonce.reports.page import write_page
+        from rollonce.reports.page import write_board_page
 
-        write_page(str(path), [self.board], f"rollonce.score({self.table.name!r})", [self.decision])
+        write_board_page(str(path), [self.board], f"rollonce.score({self.table.name!r})", [self.decision])
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return board_html(self.board, self.decision, top_rows(self.board.scores, self.board.settings.get("given", ())))
+        return render_board_html(
+            self.board, self.decision, select_top_rows(self.board.scores, self.board.settings.get("given", ()))
+        )
 
     def __repr__(self) -> str:
         rows = f"{len(self)} baselines" if len(self) != 1 else "1 baseline"
-        best = f", best {self.best.label}, {with_interval(self.best.ratio)} x LOO" if self._rows else ""
+        best = f", best {self.best.label}, {format_with_interval(self.best.ratio)} x LOO" if self._rows else ""
         return f"Ranking({self.table.name!r}, batches of {self.board.batch_size}, {rows}{best})"

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
-from rollonce.reports.check import provenance_lines
+from rollonce.reports.check import format_provenance_lines
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score, score_rollouts
-from rollonce.scoring.rows import chosen_rows, fitted_row
-from rollonce.testing.given import load_given
-from rollonce.tuning.provenance import row_provenance
+from rollonce.scoring.rows import choose_board_rows, fit_row_for_saving
+from rollonce.testing.given import load_given_baseline
+from rollonce.tuning.provenance import provenance_of_board_row
 
 QUICK_BATCHES, QUICK_RESAMPLES = 300, 30
 
@@ -49,7 +49,7 @@ class _Rows(NamedTuple):
     given_labels: list[str]
 
 
-def make_board(
+def make_baseline_board(
     table: Rollouts, settings: BoardSettings, tell: Callable[[str | Score, int, int], None] = lambda *_: None
 ) -> Board:
     """The board of one table.
@@ -62,11 +62,11 @@ def make_board(
     Raises:
         InputError: as `score_rollouts`; a baseline that is given is not there; or no row has a name that is asked for.
     """
-    rows = _rows(table, settings)
+    rows = _choose_board_rows(table, settings)
     total = len(rows.unfitted) + len(rows.fitted)
     done = 0
 
-    def begun(label: str, n: int, _: int) -> None:
+    def report_begun_row(label: str, n: int, _: int) -> None:
         nonlocal done
         done = n
         tell(label, n, total)
@@ -83,7 +83,7 @@ def make_board(
         held_out=settings.held_out,
         exponent=settings.exponent,
         leave_out=not settings.only,
-        progress=begun,
+        progress=report_begun_row,
         on_score=lambda score: tell(score, done + 1, total),
     )
     board.settings["given"] = rows.given_labels
@@ -93,7 +93,7 @@ def make_board(
             "self-tuning. The board without --quick has them, and narrower intervals."
         )
     for baseline in rows.fitted:
-        lines = provenance_lines(baseline.provenance)
+        lines = format_provenance_lines(baseline.provenance)
         board.notes.append(
             f"{baseline.label} was scored as it was fitted. "
             + ("; ".join(lines)[:300] if lines else "Nothing says what it was tuned on.")
@@ -102,7 +102,9 @@ def make_board(
     return board
 
 
-def row_baseline(board: Board, table: Rollouts, settings: BoardSettings, row: str | None, command: str) -> Baseline:
+def baseline_of_board_row(
+    board: Board, table: Rollouts, settings: BoardSettings, row: str | None, command: str
+) -> Baseline:
     """A row of a board, fitted on its table, with where it comes from as its provenance.
 
     Args:
@@ -111,27 +113,27 @@ def row_baseline(board: Board, table: Rollouts, settings: BoardSettings, row: st
         command: What made it, for the file to say.
 
     Raises:
-        InputError: see `fitted_row`; or if nothing could be ranked.
+        InputError: see `fit_row_for_saving`; or if nothing could be ranked.
     """
-    rows = _rows(table, settings)
+    rows = _choose_board_rows(table, settings)
     best = next((s for s in board.scores if math.isfinite(s.ratio.value)), None)
     if row is None and best is None:
         raise InputError("no row could be ranked, so there is no best one to save", file=table.source)
     label = row or best.label  # type: ignore[union-attr]
-    baseline = fitted_row(table, label, [*rows.unfitted, *rows.fitted], settings.seed)
+    baseline = fit_row_for_saving(table, label, [*rows.unfitted, *rows.fitted], settings.seed)
     score = next((s for s in [*board.scores, *board.apart] if s.label == baseline.label), None)
-    baseline.provenance = row_provenance(board, table, score, command)
+    baseline.provenance = provenance_of_board_row(board, table, score, command)
     return baseline
 
 
-def check_settings(table: Rollouts, settings: BoardSettings) -> None:
+def check_board_settings(table: Rollouts, settings: BoardSettings) -> None:
     """Refuse names of rows and given baselines that are not there, before anything is computed."""
-    _rows(table, settings._replace(quick=False))
+    _choose_board_rows(table, settings._replace(quick=False))
 
 
-def _rows(table: Rollouts, settings: BoardSettings) -> _Rows:
-    given = [load_given(what) for what in settings.given]
-    unfitted = chosen_rows(table, settings.window, settings.only, settings.quick, settings.exponent)
-    unfitted += [baseline for baseline in given if not baseline.keeps_fit]
+def _choose_board_rows(table: Rollouts, settings: BoardSettings) -> _Rows:
+    given = [load_given_baseline(what) for what in settings.given]
+    unfitted = choose_board_rows(table, settings.window, settings.only, settings.quick, settings.exponent)
+    unfitted += [baseline for baseline in given if not baseline.keeps_existing_fit]
     unfitted = list({row.label: row for row in unfitted}.values())
-    return _Rows(unfitted, [b for b in given if b.keeps_fit], [b.label for b in given])
+    return _Rows(unfitted, [b for b in given if b.keeps_existing_fit], [b.label for b in given])

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        code = _dispatch(arguments)
+        code = _dispatch_arguments(arguments)
         sys.stdout.flush()
         return code
     except InputError as error:
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def help_text() -> str:
+def format_help_text() -> str:
     """What ``rollonce --help`` prints."""
     width = max(map(len, VERBS)) + 4
     lines = [
@@ -118,11 +118,11 @@ def help_text() -> str:
     return _HEAD + "\n".join(lines) + "\n" + _TAIL
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _dispatch_arguments(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         if len(arguments) > 1 and arguments[0] == "help":
-            return _dispatch([arguments[1], "--help"])
-        print(help_text(), end="")
+            return _dispatch_arguments([arguments[1], "--help"])
+        print(format_help_text(), end="")
         return 0
     if arguments[0] in ("-V", "--version", "version"):
         print(f"rollonce {__version__}")
@@ -131,8 +131,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _print_completion(arguments[1:])
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
-        raise InputError(_unknown(name))
-    return run_verb(name, rest)
+        raise InputError(_describe_unknown_command(name))
+    return parse_and_run_verb(name, rest)
 
 
 def _print_completion(shells: list[str]) -> int:
@@ -150,7 +150,7 @@ def _print_completion(shells: list[str]) -> int:
     return 0
 
 
-def _unknown(name: str) -> str:
+def _describe_unknown_command(name: str) -> str:
     if name.startswith("-"):
         return f"no option {name!r} before the command; rollonce --help lists the commands, {', '.join(VERBS)}"
     near = difflib.get_close_matches(name, VERBS, n=1, cutoff=0.5)
@@ -170,7 +170,7 @@ def _check_repeated_options(words: Sequence[str]) -> None:
             raise InputError(f"{option} takes one value each time: {again}")
 
 
-def run_verb(name: str, rest: list[str]) -> int:
+def parse_and_run_verb(name: str, rest: list[str]) -> int:
     """Parse a verb's arguments and run it."""
     import tyro
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from rollonce.errors import InputError
-from rollonce.importing import import_object, name_of_object
+from rollonce.importing import import_name_of_object, import_named_object
 
 _REGISTRY: dict[str, type[Component]] = {}
 _FORMER: dict[str, Callable[[dict[str, Any]], Component]] = {}
@@ -36,15 +36,15 @@ def register(cls: C) -> C:
     return cls
 
 
-def register_former(kind: str) -> Callable[[Callable[[dict[str, Any]], Component]], Any]:
+def register_former_type(kind: str) -> Callable[[Callable[[dict[str, Any]], Component]], Any]:
     """Decorator: makes a type that is gone readable. The function is given the settings that a file has for it, nested
     components built, and returns what says the same now."""
 
-    def decorate(make: Callable[[dict[str, Any]], Component]) -> Callable[[dict[str, Any]], Component]:
+    def remember_former_type(make: Callable[[dict[str, Any]], Component]) -> Callable[[dict[str, Any]], Component]:
         _FORMER[kind] = make
         return make
 
-    return decorate
+    return remember_former_type
 
 
 class Component:
@@ -56,7 +56,7 @@ class Component:
 
     def describe(self) -> str:
         """A few words for tables: ``title`` (or the type), the parts, and the settings named in ``symbols``."""
-        inside = [part.describe() for part in self.children().values()]
+        inside = [part.describe() for part in self.nested_components().values()]
         inside += [f"{symbol}={getattr(self, setting):.3g}" for setting, symbol in self.symbols.items()]
         name = self.title or self.type or type(self).__name__
         return f"{name} {', '.join(inside)}" if inside else name
@@ -68,15 +68,15 @@ class Component:
             InputError: for a class that is no dataclass, so that its settings cannot be told.
         """
         cls = type(self)
-        own_name = None if cls.__module__.partition(".")[0] == "rollonce" else name_of_object(cls)
+        own_name = None if cls.__module__.partition(".")[0] == "rollonce" else import_name_of_object(cls)
         out: dict[str, Any] = {"type": own_name or self.type}
         _check_dataclass(cls)
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             if f.init:
-                out[f.name] = _to_plain(getattr(self, f.name))
+                out[f.name] = _value_to_plain_json(getattr(self, f.name))
         return out
 
-    def children(self) -> dict[str, Component]:
+    def nested_components(self) -> dict[str, Component]:
         """Nested components by the name they have in the configuration (``kernel``, ``experts.2``)."""
         parts: dict[str, Component] = {}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -98,8 +98,8 @@ class Component:
 
     def state_dict(self) -> dict[str, Any]:
         """Own state and the children's, plain JSON."""
-        state: dict[str, Any] = {k: _to_plain(v) for k, v in self.own_state().items()}
-        children = {name: child.state_dict() for name, child in self.children().items()}
+        state: dict[str, Any] = {k: _value_to_plain_json(v) for k, v in self.own_state().items()}
+        children = {name: child.state_dict() for name, child in self.nested_components().items()}
         children = {name: s for name, s in children.items() if s}
         if children:
             state["children"] = children
@@ -111,7 +111,7 @@ class Component:
         Raises:
             InputError: if the state names a child that this component does not have.
         """
-        children = self.children()
+        children = self.nested_components()
         for name, child_state in state.get("children", {}).items():
             if name not in children:
                 raise InputError(
@@ -131,24 +131,24 @@ def from_config(config: dict[str, Any]) -> Any:
     if not isinstance(config, dict) or "type" not in config:
         raise InputError(f"a component's configuration must be an object with 'type', not {str(config)[:80]!r}")
     kind = config["type"]
-    settings = {k: _from_plain(v) for k, v in config.items() if k != "type"}
+    settings = {k: _value_from_plain_json(v) for k, v in config.items() if k != "type"}
     if kind in _FORMER:
         return _FORMER[kind](settings)
-    cls = _class_of(kind)
+    cls = _find_component_class(kind)
     names = {f.name for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     unknown = sorted(set(settings) - names)
     if unknown:
         raise InputError(f"{kind!r} has no setting {unknown[0]!r}; it has: {', '.join(sorted(names)) or 'none'}")
-    _check_parts(cls, settings)
+    _check_nested_components(cls, settings)
     try:
         return cls(**settings)
     except TypeError as e:
         raise InputError(f"{kind!r} cannot be built from {settings}: {e}") from None
 
 
-def _class_of(kind: Any) -> type[Component]:
+def _find_component_class(kind: Any) -> type[Component]:
     if isinstance(kind, str) and ":" in kind:
-        cls = import_object(kind)
+        cls = import_named_object(kind)
         if not (isinstance(cls, type) and issubclass(cls, Component)):
             raise InputError(f"{kind!r} is no class of baselines, kernels or features, but {str(cls)[:80]}")
         _check_dataclass(cls)
@@ -165,7 +165,7 @@ def _check_dataclass(cls: type[Component]) -> None:
         raise InputError(f"{cls.__name__} must be a dataclass, its fields its settings: write @dataclass above it")
 
 
-def _check_parts(cls: type[Component], settings: dict[str, Any]) -> None:
+def _check_nested_components(cls: type[Component], settings: dict[str, Any]) -> None:
     """A kernel where a kernel belongs, a feature where a feature does: otherwise a damaged file fails much later, in
     `predict`."""
     try:
@@ -193,7 +193,7 @@ def registered_types() -> dict[str, type[Component]]:
     return dict(_REGISTRY)
 
 
-def _to_plain(value: Any) -> Any:
+def _value_to_plain_json(value: Any) -> Any:
     if isinstance(value, Component):
         return value.config()
     if isinstance(value, np.ndarray):
@@ -201,15 +201,15 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple):
-        return [_to_plain(v) for v in value]
+        return [_value_to_plain_json(v) for v in value]
     if isinstance(value, dict):
-        return {str(k): _to_plain(v) for k, v in value.items()}
+        return {str(k): _value_to_plain_json(v) for k, v in value.items()}
     return value
 
 
-def _from_plain(value: Any) -> Any:
+def _value_from_plain_json(value: Any) -> Any:
     if isinstance(value, dict) and isinstance(value.get("type"), str):
         return from_config(value)
     if isinstance(value, list):
-        return [_from_plain(v) for v in value]
+        return [_value_from_plain_json(v) for v in value]
     return value

@@ -51,23 +51,23 @@ def write_whole_file(
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         if isinstance(error, OSError):
-            raise cannot_write(path, error, if_it_fails) from None
+            raise make_write_error(path, error, if_it_fails) from None
         raise
 
 
 def write_json_file(path: str | os.PathLike[str], value: Any, **options: Any) -> None:
-    """`write_whole_file` of `plain_json`, indented by one space, with a newline at the end."""
-    write_whole_file(path, json.dumps(plain_json(value), indent=1, ensure_ascii=False) + "\n", **options)
+    """`write_whole_file` of `convert_to_plain_json`, indented by one space, with a newline at the end."""
+    write_whole_file(path, json.dumps(convert_to_plain_json(value), indent=1, ensure_ascii=False) + "\n", **options)
 
 
-def cannot_write(path: str | os.PathLike[str], error: OSError, if_it_fails: str = "") -> InputError:
+def make_write_error(path: str | os.PathLike[str], error: OSError, if_it_fails: str = "") -> InputError:
     """The sentence for a write that failed, to be raised."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "the disk is full: free some space and give the same command again" if full else error.strerror or str(error)
     return InputError(f"cannot be written: {why}" + (f"; {if_it_fails}" if if_it_fails else ""), file=path)
 
 
-def check_writable(*paths: str | os.PathLike[str] | None) -> None:
+def check_files_writable(*paths: str | os.PathLike[str] | None) -> None:
     """Refuse an output file in a folder that is not there, or that is one, before an hour is spent on computing it.
 
     Raises:
@@ -83,7 +83,7 @@ def check_writable(*paths: str | os.PathLike[str] | None) -> None:
             raise InputError(f"cannot be written: no permission in {folder}", file=path)
 
 
-def plain_json(value: Any) -> Any:
+def convert_to_plain_json(value: Any) -> Any:
     """The same value in what JSON has: NaN and infinities become None, named tuples and dataclasses dicts, arrays and
     tuples lists.
 
@@ -99,9 +99,9 @@ def plain_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain_json(inner) for key, inner in value.items()}
+        return {key: convert_to_plain_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_json(inner) for inner in value]
+        return [convert_to_plain_json(inner) for inner in value]
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rollonce.errors import InputError
 
 
-def import_object(name: str, folder: str | None = None) -> Any:
+def import_named_object(name: str, folder: str | None = None) -> Any:
     """The object that ``module:name`` names (dots go inwards: ``module:Class.make``). The folder, which is the current
     directory by default, is on the path, also for an installed command.
 
@@ -39,8 +39,8 @@ def import_object(name: str, folder: str | None = None) -> Any:
     return value
 
 
-def name_of_object(value: Any) -> str | None:
-    """``module:name`` of a class or function, from which `import_object` gives it again; None where there is no such
+def import_name_of_object(value: Any) -> str | None:
+    """``module:name`` of a class or function, from which `import_named_object` gives it again; None where there is no such
     name (made inside a function, or in the script that is being run)."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or module == "__main__" or "<" in name:

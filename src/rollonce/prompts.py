@@ -59,7 +59,7 @@ def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     blocks: list[tuple[str, str]] = []
     for message in messages:
         if isinstance(message, Mapping) and "role" not in message and isinstance(message.get("type"), str):
-            blocks += _render_item(message)
+            blocks += _render_response_item(message)
             continue
         if not isinstance(message, Mapping) or "role" not in message:
             raise InputError(
@@ -80,7 +80,7 @@ def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(f"{role}: {text}" for role, text in blocks)
 
 
-def _render_item(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _render_response_item(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     kind = item["type"]
     if kind == "reasoning":
         return []

@@ -23,7 +23,7 @@ _SECONDS_TO_ANSWER = 5.0
 _TOKEN_FILE = ".seen-by-every-node"
 
 
-def connect_to_ray(address: str | None) -> Any:
+def connect_to_ray_cluster(address: str | None) -> Any:
     """The module ``ray``, connected to a cluster.
 
     Args:
@@ -62,7 +62,7 @@ def connect_to_ray(address: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def shared_token(directory: Path) -> Iterator[str]:
+def write_shared_token(directory: Path) -> Iterator[str]:
     """Something that only those read who see this very directory, while inside."""
     token = secrets.token_hex(8)
     (directory / _TOKEN_FILE).write_text(token, encoding="utf-8")
@@ -73,11 +73,11 @@ def shared_token(directory: Path) -> Iterator[str]:
             (directory / _TOKEN_FILE).unlink()
 
 
-def node_check(directory: Path | None = None, token: str = "") -> Callable[[], str | None]:
+def make_node_check(directory: Path | None = None, token: str = "") -> Callable[[], str | None]:
     """A function for a node: why it cannot work, in a sentence that names it; None if it can."""
     version, token_file = _VERSION, None if directory is None else str(directory / _TOKEN_FILE)
 
-    def refusal() -> str | None:
+    def find_refusal_reason() -> str | None:
         import importlib.metadata
         import socket
         from pathlib import Path
@@ -98,9 +98,9 @@ def node_check(directory: Path | None = None, token: str = "") -> Callable[[], s
             )
         return None
 
-    return refusal
+    return find_refusal_reason
 
 
-def ray_sentence(error: Exception) -> str:
+def describe_ray_error(error: Exception) -> str:
     """What Ray says of a task that it gave up, in a few words."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

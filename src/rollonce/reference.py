@@ -33,7 +33,7 @@ BaselineOnTasks = Callable[[Array, Array], Array]  # (task indices (V,), rewards
 # features
 
 
-def words(text: str) -> list[str]:
+def split_into_words(text: str) -> list[str]:
     """The words of a text as scikit-learn's TfidfVectorizer finds them by default: lower case, two or more word
     characters.
 
@@ -42,13 +42,13 @@ def words(text: str) -> list[str]:
     return re.findall(r"(?u)\b\w\w+\b", text.lower())
 
 
-def fit_tfidf(prompts: Sequence[str]) -> tuple[dict[str, int], Array]:
+def fit_tfidf_vocabulary(prompts: Sequence[str]) -> tuple[dict[str, int], Array]:
     """Vocabulary and inverse document frequencies of n prompts.
 
     `idf_t = ln((1 + n) / (1 + df_t)) + 1`, with `df_t` the number of prompts that contain word t ("smooth" idf, the
     default of scikit-learn). Returns `(word -> column, idf (D,))`, columns in alphabetical order.
     """
-    document_frequency = Counter(word for prompt in prompts for word in set(words(prompt)))
+    document_frequency = Counter(word for prompt in prompts for word in set(split_into_words(prompt)))
     vocabulary = {word: column for column, word in enumerate(sorted(document_frequency))}
     idf = np.array(
         [math.log((1 + len(prompts)) / (1 + document_frequency[word])) + 1.0 for word in vocabulary], dtype=np.float64
@@ -56,14 +56,14 @@ def fit_tfidf(prompts: Sequence[str]) -> tuple[dict[str, int], Array]:
     return vocabulary, idf
 
 
-def tfidf_vectors(prompts: Sequence[str], vocabulary: dict[str, int], idf: Array) -> Array:
+def tfidf_unit_vectors(prompts: Sequence[str], vocabulary: dict[str, int], idf: Array) -> Array:
     """TF-IDF rows of unit Euclidean length, dense, shape (n, D): `x_t = count_t * idf_t`, then `x / |x|`.
 
     Words outside the vocabulary are ignored; a prompt without any known word is a row of zeros.
     """
     x = np.zeros((len(prompts), len(vocabulary)))
     for row, prompt in enumerate(prompts):
-        for word, count in Counter(words(prompt)).items():
+        for word, count in Counter(split_into_words(prompt)).items():
             if word in vocabulary:
                 x[row, vocabulary[word]] = count * idf[vocabulary[word]]
     norm = np.sqrt((x * x).sum(axis=1, keepdims=True))
@@ -73,7 +73,7 @@ def tfidf_vectors(prompts: Sequence[str], vocabulary: dict[str, int], idf: Array
 def tfidf_similarity(prompts: Sequence[str], fitted_on: Sequence[str] | None = None) -> Array:
     """Cosine similarities of the prompts' word TF-IDF vectors, shape (n, n); vocabulary and idf from `fitted_on`
     (default: themselves)."""
-    x = tfidf_vectors(prompts, *fit_tfidf(prompts if fitted_on is None else fitted_on))
+    x = tfidf_unit_vectors(prompts, *fit_tfidf_vocabulary(prompts if fitted_on is None else fitted_on))
     return x @ x.T
 
 
@@ -81,7 +81,7 @@ def tfidf_similarity(prompts: Sequence[str], fitted_on: Sequence[str] | None = N
 # baselines
 
 
-def loo_mean(rewards: Sequence[float] | Array, batch_size: int | None = None, prior: float = 0.0) -> Array:
+def leave_one_out_mean(rewards: Sequence[float] | Array, batch_size: int | None = None, prior: float = 0.0) -> Array:
     """Leave-one-out mean, shape (B,): `b_i = sum_{j != i} r_j / (V - 1)` over the V visible rows, of which the first B
     are the batch.
 
@@ -106,11 +106,11 @@ def weighted_baseline(weights: Array, rewards: Sequence[float] | Array, prior: f
     rows = np.arange(len(w))
     w[rows, rows] = 0.0
     total = w.sum(axis=1)
-    fallback = loo_mean(r, len(w), prior)
+    fallback = leave_one_out_mean(r, len(w), prior)
     return np.where(total > 0, (w @ r) / np.where(total > 0, total, 1.0), fallback)
 
 
-def gs1_baseline(
+def gs1_kernel_baseline(
     prompts_or_similarity: Sequence[str] | Array, rewards: Sequence[float] | Array, T: float = 0.1, prior: float = 0.0
 ) -> Array:
     """The post's example kernel, shape (B,): `w_ij = exp(s_ij / T)`, `w_ii = 0`, `b_i = sum_j w_ij r_j / sum_j w_ij`.
@@ -134,7 +134,7 @@ def gs1_baseline(
 
 
 def two_cluster_baseline(cluster: Sequence[int] | Array, rewards: Sequence[float] | Array, T: float) -> Array:
-    """What `gs1_baseline` must give when prompts are identical within two clusters and orthogonal across, shape (B,).
+    """What `gs1_kernel_baseline` must give when prompts are identical within two clusters and orthogonal across, shape (B,).
 
     `b_i = (e^(1/T) * sum of the others in i's cluster + sum of the other cluster) / (e^(1/T) * (n_own - 1) + n_other)`.
     The "forced activation" case (docs/mathematics.md, "The kernel baseline"): test it at T = 1 with unequal clusters,
@@ -211,7 +211,7 @@ class Moments(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """What `simulate_beff` returns: B_eff, the MSE it comes from, its Monte-Carlo standard error (over batches), and
+    """What `simulate_effective_batch_size` returns: B_eff, the MSE it comes from, its Monte-Carlo standard error (over batches), and
     s2."""
 
     b_eff: float
@@ -220,7 +220,7 @@ class Simulated(NamedTuple):
     s2: float
 
 
-def moments(rewards: Sequence[Sequence[float]] | Array) -> Moments:
+def reward_moments(rewards: Sequence[Sequence[float]] | Array) -> Moments:
     """Moments of a calibration set: `rewards[x]` are the rewards of task x's rollouts (two or more each; groups may
     differ in size).
 
@@ -238,7 +238,7 @@ def moments(rewards: Sequence[Sequence[float]] | Array) -> Moments:
     return Moments(s2, tau2, tau2 / s2 if s2 > 0 else math.nan)
 
 
-def b_eff(s2: float, mse: float, B: int) -> float:
+def effective_batch_size(s2: float, mse: float, B: int) -> float:
     """`B_eff = B * s2 / (s2 + MSE)`; the perfect baseline (MSE = 0) gives B. Source: the post."""
     return B * s2 / (s2 + mse)
 
@@ -252,7 +252,7 @@ def loo_beff_closed_form(snr: float, B: int) -> float:
     return B / (1 + snr * B / (B - 1) + 1 / (B - 1))
 
 
-def closed_form_mse(weights: Array, means: Array, variances: Array, s2_over_G: Array) -> Array:
+def closed_form_squared_error(weights: Array, means: Array, variances: Array, s2_over_G: Array) -> Array:
     """Unbiased MSE of a linear smoother on one batch of tasks, with the draw of rollouts integrated out, shape (B,).
 
     `E_i = (sum_j w_ij m_j - m_i)^2 + sum_j w_ij^2 v_j - s2_i / G`. `weights` (B, V), rows sum to 1, own weight zero;
@@ -264,7 +264,7 @@ def closed_form_mse(weights: Array, means: Array, variances: Array, s2_over_G: A
     return (w @ means - means[: len(w)]) ** 2 + (w * w) @ variances - s2_over_G
 
 
-def simulate_beff(
+def simulate_effective_batch_size(
     rewards: Sequence[Sequence[float]] | Array,
     baseline: BaselineOnTasks,
     *,
@@ -314,23 +314,25 @@ def simulate_beff(
 
     s2 = float(s2_x.mean())
     mse = float(squared.mean()) - noise_of_target
-    return Simulated(b_eff(s2, mse, batch_size), mse, float(squared.std(ddof=1) / math.sqrt(batches)), s2)
+    return Simulated(
+        effective_batch_size(s2, mse, batch_size), mse, float(squared.std(ddof=1) / math.sqrt(batches)), s2
+    )
 
 
-def gs1_on(similarity: Array, T: float = 0.1, batch_size: int | None = None) -> BaselineOnTasks:
-    """`gs1_baseline` for `simulate_beff`: `similarity` (N, N) between all tasks of the set, computed once."""
+def make_gs1_on_tasks(similarity: Array, T: float = 0.1, batch_size: int | None = None) -> BaselineOnTasks:
+    """`gs1_kernel_baseline` for `simulate_effective_batch_size`: `pairwise_similarity` (N, N) between all tasks of the set, computed once."""
 
-    def baseline(tasks: Array, rewards: Array) -> Array:
+    def gs1_of_visible_rows(tasks: Array, rewards: Array) -> Array:
         rows = tasks if batch_size is None else tasks[:batch_size]
-        return gs1_baseline(similarity[rows[:, None], tasks], rewards, T)
+        return gs1_kernel_baseline(similarity[rows[:, None], tasks], rewards, T)
 
-    return baseline
+    return gs1_of_visible_rows
 
 
-def loo_on(batch_size: int | None = None) -> BaselineOnTasks:
-    """`loo_mean` for `simulate_beff`."""
+def make_loo_on_tasks(batch_size: int | None = None) -> BaselineOnTasks:
+    """`leave_one_out_mean` for `simulate_effective_batch_size`."""
 
-    def baseline(tasks: Array, rewards: Array) -> Array:
-        return loo_mean(rewards, batch_size)
+    def loo_of_visible_rows(tasks: Array, rewards: Array) -> Array:
+        return leave_one_out_mean(rewards, batch_size)
 
-    return baseline
+    return loo_of_visible_rows

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollonce.arrays import float_array
+from rollonce.arrays import as_float64_array
 from rollonce.errors import InputError
 from rollonce.prompts import check_column_name, normalise_prompt
 from rollonce.rounding import COARSEST, rewards_are_equal
@@ -25,7 +25,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-def _is_feature(key: Any) -> bool:
+def _is_feature_key(key: Any) -> bool:
     return isinstance(key, tuple) and key[0] == "feature"
 
 
@@ -95,7 +95,7 @@ class Tasks:
         columns = {c: self.column(c) for c in self.column_names}
         own = Tasks(self.prompts, self.task_ids, columns, ids_tell_apart=self.ids_tell_apart)
         for key, value in self._root._cache.items():
-            if _is_feature(key):
+            if _is_feature_key(key):
                 own._cache[key] = value[self.index_N]
         return own
 
@@ -112,7 +112,7 @@ class Tasks:
             ids_tell_apart=(first.ids_tell_apart or not len(first)) and (second.ids_tell_apart or not len(second)),
         )
         for key, value in first._cache.items():
-            if _is_feature(key) and key in second._cache:
+            if _is_feature_key(key) and key in second._cache:
                 other = second._cache[key]
                 both._cache[key] = (
                     np.concatenate([value, other])
@@ -179,7 +179,7 @@ class Tasks:
     def prompt_keys(self) -> IntArray:
         """An integer per task, equal where the `identities` are equal (N,)."""
 
-        def compute(root: Tasks) -> IntArray:
+        def number_identities(root: Tasks) -> IntArray:
             codes: dict[str, int] = {}
             return np.fromiter(
                 (codes.setdefault(identity, len(codes)) for identity in root.identities),
@@ -187,7 +187,7 @@ class Tasks:
                 count=len(root),
             )
 
-        return self.cached("prompt_keys", compute)
+        return self.cached("prompt_keys", number_identities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +264,7 @@ class Rollouts:
         >>> table.n_tasks, table.n_rollouts
         (2, 4)
         """
-        groups = [float_array(g) for g in rewards]
+        groups = [as_float64_array(g) for g in rewards]
         if len(groups) != len(prompts):
             raise InputError(f"{len(groups)} groups of rewards but {len(prompts)} prompts")
         for i, g in enumerate(groups):
@@ -277,12 +277,12 @@ class Rollouts:
                 prompts,
                 task_ids,
                 columns,
-                ids_tell_apart=task_ids is not None and ids_tell_apart(prompts, [len(g) for g in groups]),
+                ids_tell_apart=task_ids is not None and should_ids_tell_apart(prompts, [len(g) for g in groups]),
             ),
             offsets,
             np.concatenate(groups),
-            lengths_R=_grouped_like(groups, lengths, "lengths"),
-            log_probs_R=_grouped_like(groups, log_probs, "log_probs"),
+            lengths_R=_flatten_grouped_values(groups, lengths, "lengths"),
+            log_probs_R=_flatten_grouped_values(groups, log_probs, "log_probs"),
         )
 
     def __repr__(self) -> str:
@@ -356,14 +356,14 @@ class Rollouts:
         )
 
 
-def ids_tell_apart(prompts: Sequence[str], group_sizes: Sequence[int] | IntArray) -> bool:
+def should_ids_tell_apart(prompts: Sequence[str], group_sizes: Sequence[int] | IntArray) -> bool:
     """Whether N tasks with ids of their own are to be told apart by these and not by their prompts: if all prompts are
     one, or if there are at least two tasks per prompt and the ids are those of groups, not of single rollouts."""
     n_prompts = len(set(map(normalise_prompt, prompts)))
     return (n_prompts == 1 < len(prompts)) or (2 * n_prompts <= len(prompts) and bool(np.median(group_sizes) >= 2))
 
 
-def _grouped_like(
+def _flatten_grouped_values(
     groups: list[FloatArray], values: Sequence[Sequence[float] | FloatArray] | FloatArray | None, what: str
 ) -> FloatArray | None:
     if values is None:
@@ -371,7 +371,7 @@ def _grouped_like(
     sizes = [len(g) for g in values]
     if sizes != [len(g) for g in groups]:
         raise InputError(f"{what} must be grouped like the rewards, {len(groups)} groups of the same sizes")
-    return np.concatenate([float_array(g) for g in values])
+    return np.concatenate([as_float64_array(g) for g in values])
 
 
 def _without_rounding(rewards_R: FloatArray, offsets_N1: IntArray) -> FloatArray:

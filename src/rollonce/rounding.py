@@ -12,7 +12,7 @@ FloatArray = NDArray[np.float64]
 COARSEST = 2.0**-7
 
 
-def rounding_size(rewards: FloatArray) -> float:
+def estimate_rounding_size(rewards: FloatArray) -> float:
     """How far apart rounding alone can set two of these rewards: a few units in the last place of the precision that
     they were made in, which is the lowest that holds all of them exactly.
 
@@ -45,4 +45,4 @@ def rewards_are_equal(rewards: FloatArray) -> bool:
     if len(rewards) < 2:
         return True
     spread = float(np.ptp(rewards))
-    return spread == 0.0 or spread <= rounding_size(rewards)
+    return spread == 0.0 or spread <= estimate_rounding_size(rewards)

@@ -165,7 +165,7 @@ class RunResult(NamedTuple):
     test_greedy: float | None = None
 
 
-def run_folder(comparison: Path, arm: str, seed: int) -> Path:
+def path_of_run_folder(comparison: Path, arm: str, seed: int) -> Path:
     """Where a run of a comparison lies."""
     return comparison / RUNS_FOLDER / arm / f"seed{seed}"
 

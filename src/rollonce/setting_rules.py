@@ -27,7 +27,7 @@ class Rule(NamedTuple):
 _ABSENT = object()
 
 
-def setting_of(settings: Any, name: str, default: Any = None) -> Any:
+def read_dotted_setting(settings: Any, name: str, default: Any = None) -> Any:
     """A dotted setting of nested mappings or objects (argparse, dataclasses, OmegaConf); ``default`` where there is
     none."""
     value = settings
@@ -55,7 +55,7 @@ def refuse(settings: Any, rules: Iterable[Rule], trainer: str) -> None:
     """
     wrong = []
     for rule in rules:
-        value = setting_of(settings, rule.setting, _ABSENT)
+        value = read_dotted_setting(settings, rule.setting, _ABSENT)
         if value is _ABSENT:
             continue
         if bool(value) if rule.breaks is True else rule.breaks(value):

@@ -17,7 +17,7 @@ from rollonce import datasets
 from rollonce.baselines import SelfTuning
 from rollonce.baselines.kriging_solver import residual_precision
 from rollonce.rollouts import Rollouts
-from rollonce.scoring.crossfit import fit_folds
+from rollonce.scoring.crossfit import fit_copy_per_fold
 
 OWN = {"one": 0.0, "half": 0.5, "oracle": 1.0}
 
@@ -30,12 +30,12 @@ def gains(table: Rollouts, draws: int = 3) -> dict[str, float]:
     errors: dict[str, list[float]] = {k: [] for k in OWN}
     every = np.arange(table.n_tasks)
     for draw in range(draws):
-        parts, fold_N = fit_folds(SelfTuning(), table, 5, np.random.default_rng([0, 7, draw]))
+        parts, fold_N = fit_copy_per_fold(SelfTuning(), table, 5, np.random.default_rng([0, 7, draw]))
         for f, part in enumerate(parts):
             assert isinstance(part, SelfTuning)
-            c = part.covariance(table.tasks, every[None])[0]
+            c = part.reward_covariance(table.tasks, every[None])[0]
             noise = min(
-                float(part.shares_K1[-1]), s2 / (s2 + tau2)
+                float(part.variance_shares_K1[-1]), s2 / (s2 + tau2)
             )  # the rest of that share is difficulty that no kernel explains
             for name, own in OWN.items():
                 scaled = c.copy()
@@ -52,7 +52,7 @@ def gains(table: Rollouts, draws: int = 3) -> dict[str, float]:
 def main() -> None:
     """Measure, print and write."""
     out = {}
-    for name in datasets.names():
+    for name in datasets.list_dataset_names():
         table = datasets.load(name)
         if table.n_tasks <= 544:
             out[name] = gains(table)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from rollonce import datasets
-from rollonce.baselines import LeaveOneOut, SelfTuning, family_mean, published_tfidf
+from rollonce.baselines import LeaveOneOut, SelfTuning, family_mean_baseline, published_tfidf
 from rollonce.features import CategoryColumn
 from rollonce.kernels import Same
-from rollonce.scoring import Score, Scorer, cross_fit
+from rollonce.scoring import Score, Scorer, cross_fit_baseline
 
 HERE = Path(__file__).parent
 WINDOWS = (0, 32, 96, 224, 512, 768, 1133)
@@ -47,10 +47,10 @@ def one_set(name: str, n_batches: int, resamples: int, seed: int) -> dict[str, A
             n_batches_expensive=n_batches,
             shared_windows=True,
         )
-        fitted = cross_fit(SelfTuning(window=asked), table, seed=seed, draws=draws)
-        out[column] = {"self_tuning": plain(scorer.score(fitted))}
-        out[column]["tfidf"] = plain(scorer.score(published_tfidf(window=asked).fit(table.tasks)))
-        out[column]["loo"] = plain(scorer.score(LeaveOneOut(window=asked)))
+        fitted = cross_fit_baseline(SelfTuning(window=asked), table, seed=seed, draws=draws)
+        out[column] = {"self_tuning": plain(scorer.score_baseline(fitted))}
+        out[column]["tfidf"] = plain(scorer.score_baseline(published_tfidf(window=asked).fit(table.tasks)))
+        out[column]["loo"] = plain(scorer.score_baseline(LeaveOneOut(window=asked)))
     return out
 
 
@@ -66,8 +66,8 @@ def curve(seed: int, n_batches: int) -> list[dict[str, Any]]:
     family."""
     table = datasets.load(RG_EASY)
     fitted = {
-        "self_tuning": cross_fit(SelfTuning(), table, seed=seed),
-        "with_family": cross_fit(with_labels(), table, seed=seed),
+        "self_tuning": cross_fit_baseline(SelfTuning(), table, seed=seed),
+        "with_family": cross_fit_baseline(with_labels(), table, seed=seed),
     }
     out = []
     for asked in WINDOWS:
@@ -79,8 +79,8 @@ def curve(seed: int, n_batches: int) -> list[dict[str, Any]]:
         for label, cross_fitted in fitted.items():
             for part in cross_fitted.parts:
                 part.window = window  # type: ignore[attr-defined]
-            row[label] = scorer.score(cross_fitted).b_eff.value
-        row["family_mean"] = scorer.score(family_mean(window=window)).b_eff.value
+            row[label] = scorer.score_baseline(cross_fitted).b_eff.value
+        row["family_mean"] = scorer.score_baseline(family_mean_baseline(window=window)).b_eff.value
         out.append(row)
     return out
 
@@ -227,7 +227,7 @@ def main() -> None:
     args = parser.parse_args()
     file = args.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"sets": {}}
-    names = [n for n in datasets.names() if not args.only or n in args.only]
+    names = [n for n in datasets.list_dataset_names() if not args.only or n in args.only]
     if not args.page and not args.only:
         results.pop("note", None)
     for name in [] if args.page else names:

@@ -25,18 +25,18 @@ def main() -> None:
     from rollonce.policies import TransformersPolicy, load_embedded
     from rollonce.rollouts import Rollouts
     from rollonce.scoring import score_rollouts
-    from rollonce.tasks import TaskRequest, grade, load_tasks, source_of
-    from rollonce.training.arms.baseline import make_baseline
-    from rollonce.training.loading import load_config
+    from rollonce.tasks import TaskRequest, grade, load_tasks, parse_source_spec
+    from rollonce.training.arms.baseline import make_arm_baseline
+    from rollonce.training.loading import load_experiment_config
 
     policy = load_embedded() if options.policy == "embedded" else TransformersPolicy.load(options.policy)
-    numbers = source_of("embedded")[0].numbers_for("holdout", options.n_tasks)
+    numbers = parse_source_spec("embedded")[0].numbers_for_one_split("holdout", options.n_tasks)
     tasks = load_tasks("embedded", TaskRequest(seed=0, **numbers)).holdout
     every = [task for task in tasks for _ in range(options.rollouts)]
     samples = policy.sample([t.prompt for t in every], max_new_tokens=96, temperature=1.0, generator=0)
     rewards = grade(every, samples.texts, truncated=samples.truncated_B.tolist()).rewards
     log_probs = samples.log_probs_BT.double().sum(dim=1).numpy()
-    known = tasks.as_tasks()
+    known = tasks.as_feature_tasks()
     groups = [slice(i, i + options.rollouts) for i in range(0, len(every), options.rollouts)]
     table = Rollouts.from_groups(
         [rewards[g] for g in groups],
@@ -44,8 +44,10 @@ def main() -> None:
         task_ids=[str(t) for t in known.task_ids],
         log_probs=[log_probs[g] for g in groups],
     )
-    arms = {name: arm for name, arm in load_config(HERE / "registered.toml").arms.items() if not arm.rollouts}
-    made = {name: make_baseline(arm, known) for name, arm in arms.items() if arm.baseline and arm.group_size == 1}
+    arms = {
+        name: arm for name, arm in load_experiment_config(HERE / "registered.toml").arms.items() if not arm.rollouts
+    }
+    made = {name: make_arm_baseline(arm, known) for name, arm in arms.items() if arm.baseline and arm.group_size == 1}
     board = score_rollouts(
         table, baselines=list(made.values()), exponent=options.exponent, n_batches=2000, resamples=50, window=512
     )

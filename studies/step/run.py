@@ -24,13 +24,13 @@ CONSTANTS = (0.1, 0.2)
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one policy as plain JSON."""
     from rollonce.baselines import Constant
-    from rollonce.baselines.catalogue import board_baselines
-    from rollonce.files import plain_json
-    from rollonce.noise.session import MeasurementSettings, between_rewards, measure_policy
+    from rollonce.baselines.catalogue import default_board_baselines
+    from rollonce.files import convert_to_plain_json
+    from rollonce.noise.session import MeasurementSettings, exponent_between_rewards, measure_policy
     from rollonce.policies import LoraSettings, TransformersPolicy, load_embedded
-    from rollonce.reports.noise import noise_json
+    from rollonce.reports.noise import make_noise_json
     from rollonce.scoring import score_rollouts
-    from rollonce.tasks import TaskRequest, choose, load_tasks, source_of
+    from rollonce.tasks import TaskRequest, choose_tasks, load_tasks, parse_source_spec
 
     more: dict[str, Any] = {"sample_rows": options.sample_rows}
     if options.template:
@@ -38,9 +38,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.lora_rank:
         more["lora"] = LoraSettings(options.lora_rank)
     policy = load_embedded() if options.policy == "embedded" else TransformersPolicy.load(options.policy, **more)
-    numbers = source_of(options.tasks)[0].numbers_for("holdout", options.n_tasks)
+    numbers = parse_source_spec(options.tasks)[0].numbers_for_one_split("holdout", options.n_tasks)
     holdout = load_tasks(options.tasks, TaskRequest(seed=options.seed, **numbers)).holdout
-    tasks = choose(holdout, options.n_tasks, 0) if len(holdout) > options.n_tasks else holdout
+    tasks = choose_tasks(holdout, options.n_tasks, 0) if len(holdout) > options.n_tasks else holdout
     settings = MeasurementSettings(
         rollouts=options.rollouts,
         batch_size=options.batch_size,
@@ -52,10 +52,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     constants = [Constant(value) for value in CONSTANTS]
     measured = measure_policy(policy, tasks, settings, baselines=constants, tell=tell)
     exponent = next(e for e in measured.exponents if e.metric == "adam").exponent.value
-    norm_weighted = between_rewards(measured.exponents)
+    norm_weighted = exponent_between_rewards(measured.exponents)
     board = score_rollouts(
         measured.rollouts,
-        baselines=board_baselines(measured.rollouts.tasks, norm_exponent=norm_weighted),
+        baselines=default_board_baselines(measured.rollouts.tasks, norm_exponent=norm_weighted),
         fitted=constants,
         leave_out=True,
         batch_size=options.batch_size,
@@ -64,8 +64,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         resamples=0,
         progress=lambda what, done, total: tell("score", what, done, total),
     )
-    document = noise_json(measured)
-    predicted = {s.label: plain_json(s) for s in board.scores}
+    document = make_noise_json(measured)
+    predicted = {s.label: convert_to_plain_json(s) for s in board.scores}
     for row in document["rows"]:
         own = predicted.get(row["label"])
         row["predicted_progress"] = own["progress"] if own else None

@@ -139,7 +139,7 @@ def test_it_audits_a_baseline_as_fitted_in_its_own_words():
     from rollonce.testing.samples import Samples
 
     baseline = published_tfidf().fit(["red apple", "blue sea", "green tree"])
-    samples = Samples.for_baseline(baseline, None, None, 0)
+    samples = Samples.draw_for_baseline(baseline, None, None, 0)
     assert set(" ".join(samples.prompts).split()) <= {"red", "apple", "blue", "sea", "green", "tree"}
 
 

@@ -27,32 +27,36 @@ def batch(rewards, log_probs=None):
 
 
 def test_a_window_mixes_rows_with_and_without():
-    history = History.empty().append(batch([1.0, 0.0]))
+    history = History.before_first_step().with_batch_appended(batch([1.0, 0.0]))
     assert history.log_probs_H is None
-    history = history.append(batch([0.5, 0.25], [-3.0, np.nan])).append(batch([1.0]))
+    history = history.with_batch_appended(batch([0.5, 0.25], [-3.0, np.nan])).with_batch_appended(batch([1.0]))
     np.testing.assert_array_equal(history.log_probs_H, [np.nan, np.nan, -3.0, np.nan, np.nan])
-    np.testing.assert_array_equal(history.last(3).log_probs_H, [-3.0, np.nan, np.nan])
-    np.testing.assert_array_equal(history.take([2, 0]).log_probs_H, [-3.0, np.nan])
-    np.testing.assert_array_equal(history.step_of_age(2).log_probs_B, [-3.0, np.nan])
-    assert history.step_of_age(2).rewards_B.tolist() == [0.5, 0.25]
+    np.testing.assert_array_equal(history.keep_newest_rows(3).log_probs_H, [-3.0, np.nan, np.nan])
+    np.testing.assert_array_equal(history.rows_at_positions([2, 0]).log_probs_H, [-3.0, np.nan])
+    np.testing.assert_array_equal(history.rebuild_batch_of_age(2).log_probs_B, [-3.0, np.nan])
+    assert history.rebuild_batch_of_age(2).rewards_B.tolist() == [0.5, 0.25]
 
 
 def test_as_plain_json_and_back_and_from_a_state_that_knew_none():
-    history = History.empty().append(batch([1.0, 0.0])).append(batch([0.5, 0.25], [-3.5, -700.25]))
-    state = json.loads(json.dumps(history.to_state(), allow_nan=False))
+    history = (
+        History.before_first_step()
+        .with_batch_appended(batch([1.0, 0.0]))
+        .with_batch_appended(batch([0.5, 0.25], [-3.5, -700.25]))
+    )
+    state = json.loads(json.dumps(history.to_json_state(), allow_nan=False))
     assert state["log_probs"] == [None, None, -3.5, -700.25]
-    np.testing.assert_array_equal(History.from_state(state).log_probs_H, history.log_probs_H)
+    np.testing.assert_array_equal(History.from_json_state(state).log_probs_H, history.log_probs_H)
     del state["log_probs"]  # as written before there were any
-    old = History.from_state(state)
+    old = History.from_json_state(state)
     assert old.log_probs_H is None
     assert old.rewards_H.tolist() == [1.0, 0.0, 0.5, 0.25]
-    assert "log_probs" not in old.to_state()
+    assert "log_probs" not in old.to_json_state()
 
 
 def test_batches_end_to_end():
-    both = Batch.concat([batch([1.0], [-2.0]), batch([0.0, 0.5])])
+    both = Batch.concatenate_batches([batch([1.0], [-2.0]), batch([0.0, 0.5])])
     np.testing.assert_array_equal(both.log_probs_B, [-2.0, np.nan, np.nan])
-    assert Batch.concat([batch([1.0]), batch([0.0])]).log_probs_B is None
+    assert Batch.concatenate_batches([batch([1.0]), batch([0.0])]).log_probs_B is None
 
 
 def test_a_saved_window_keeps_them(tmp_path):
@@ -67,7 +71,9 @@ def test_what_is_no_log_probability_is_refused(bad):
     with pytest.raises(InputError, match="log-probability"):
         batch([1.0, 0.0], bad)
     with pytest.raises(InputError, match="log-probability"):
-        History.from_state(History.empty().append(batch([1.0, 0.0])).to_state() | {"log_probs": bad})
+        History.from_json_state(
+            History.before_first_step().with_batch_appended(batch([1.0, 0.0])).to_json_state() | {"log_probs": bad}
+        )
 
 
 def test_the_tag_of_cost_is_that_of_the_dearest_part():

@@ -46,7 +46,7 @@ def test_reinforce_plus_plus_whitens_and_guards_the_deviation():
     std = math.sqrt(0.1875)
     b = batch(R4)
     np.testing.assert_allclose(ReinforcePlusPlus().advantages(b), [0.75 / std, *[-0.25 / std] * 3], atol=1e-15)
-    factor = ReinforcePlusPlus().twin_factor(b)
+    factor = ReinforcePlusPlus().twin_advantage_factor(b)
     assert factor == pytest.approx(0.75 / std)
     np.testing.assert_allclose(ReinforcePlusPlus().advantages(b), factor * LeaveOneOut().advantages(b), atol=1e-14)
     for r in (0.0, 0.3, 1e9, -0.1):
@@ -101,7 +101,7 @@ def test_leave_one_out_with_a_window_and_decay_by_hand():
         baseline.predict(b).baseline_B, [(0.6 + past) / (1 + weight), (0.2 + past) / (1 + weight)], atol=1e-15
     )
     np.testing.assert_allclose(baseline.weights(b)[0] * (1 + weight), [0, 1, 0.25, 0.5, 0.5], atol=1e-15)
-    np.testing.assert_allclose(baseline.predict(b, History.empty()).baseline_B, [0.6, 0.2], atol=0)
+    np.testing.assert_allclose(baseline.predict(b, History.before_first_step()).baseline_B, [0.6, 0.2], atol=0)
     alone = baseline.predict(batch([0.9]))
     np.testing.assert_allclose(alone.baseline_B, [past / weight], atol=1e-15)
     assert not alone.only_prior_B.any()
@@ -205,10 +205,10 @@ def test_tracker_counts_a_group_alike_in_any_order():
 def test_tracker_with_history_given_is_the_tracker_that_observed_it():
     rng = np.random.default_rng(0)
     past = [batch(rng.random(4), list(rng.choice(["a", "b", "c"], 4))) for _ in range(5)]
-    tracker, history = Tracker(discount=0.7), History.empty()
+    tracker, history = Tracker(discount=0.7), History.before_first_step()
     for step in past:
         tracker.observe(step)
-        history = history.append(step)
+        history = history.with_batch_appended(step)
     ask = batch([0.0] * 3, ["a", "b", "z"])
     np.testing.assert_allclose(
         Tracker(discount=0.7).predict(ask, history).baseline_B, tracker.predict(ask).baseline_B, atol=1e-15

@@ -20,12 +20,12 @@ from rollonce.baselines import (
     Rloo,
     SelfTuning,
     Tracker,
-    family_mean,
+    family_mean_baseline,
     named_baseline,
     published_length_buckets,
     published_tfidf,
 )
-from rollonce.baselines.catalogue import ALIASES, CATALOGUE, board_baselines, known_names
+from rollonce.baselines.catalogue import ALIASES, CATALOGUE, default_board_baselines, known_baseline_names
 from rollonce.component import registered_types
 from rollonce.errors import InputError
 from rollonce.features import Tfidf
@@ -53,7 +53,7 @@ BEFORE = {
     "tfidf_kernel_loo_T3": KernelBaseline(Softmax(temperature=3.0)),
     "gs1_buckets": KernelBaseline(Buckets(n=5), window=512),
     "length_buckets_loo": KernelBaseline(Buckets(n=5)),
-    "gs1_family": family_mean("family"),
+    "gs1_family": family_mean_baseline("family"),
     "gs1_kriging": Kriging(window=128),
     "gs1_self_tuning": SelfTuning(window=128, max_rows=256, refit_every=32),
     "critic_prompt": Ridge(window=512),
@@ -91,11 +91,11 @@ def test_a_name_that_means_nothing_is_refused_with_those_that_do(name):
 
 
 def test_names_are_told_apart_and_aliases_lead_to_them():
-    names = known_names()
+    names = known_baseline_names()
     assert len(set(names)) == len(names)
     for name in ALIASES.values():
         assert isinstance(named_baseline(name), Baseline)
-    labels = [(e.label, e.make(0).config() if e.forms != "history" else "") for e in CATALOGUE]
+    labels = [(e.label_in_tables, e.make(0).config() if e.forms != "history" else "") for e in CATALOGUE]
     assert len({str(pair) for pair in labels}) == len(labels)
     for entry in CATALOGUE:
         assert entry.formula
@@ -116,7 +116,7 @@ def test_every_baseline_of_ours_is_in_the_list():
         for cls in registered_types().values()
         if issubclass(cls, Baseline) and cls.__module__.startswith("rollonce.baselines")
     }
-    assert {cls.type for cls in ours - {entry.type for entry in CATALOGUE}} == {"blend", "function"}
+    assert {cls.type for cls in ours - {entry.baseline_class for entry in CATALOGUE}} == {"blend", "function"}
 
 
 def test_the_board():
@@ -129,14 +129,19 @@ def test_the_board():
         KernelBaseline(Softmax(Tfidf(sublinear=True), temperature=0.2)),
         KernelBaseline(Softmax(characters, temperature=0.1)),
         *(KernelBaseline(Rbf()), KernelBaseline(Nearest(k=8))),
-        *(family_mean("family"), family_mean("family", 40), family_mean("level"), family_mean("level", 40)),
+        *(
+            family_mean_baseline("family"),
+            family_mean_baseline("family", 40),
+            family_mean_baseline("level"),
+            family_mean_baseline("level", 40),
+        ),
         *(Kriging(), Kriging(window=40), Ridge(window=40), BoostedTrees(window=40)),
         *(SelfTuning(), SelfTuning(window=40), Tracker()),
         named_baseline("oracle"),
     ]
-    assert [b.config() for b in board_baselines(tasks, 40)] == [b.config() for b in want]
+    assert [b.config() for b in default_board_baselines(tasks, 40)] == [b.config() for b in want]
     alone = [b.config() for b in want if not getattr(b, "window", 0)]
-    assert [b.config() for b in board_baselines(tasks, 0)] == alone
+    assert [b.config() for b in default_board_baselines(tasks, 0)] == alone
 
 
 def test_every_name_in_the_repositorys_configurations_means_something():

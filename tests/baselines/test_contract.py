@@ -23,7 +23,7 @@ from rollonce.baselines import (
     Rloo,
     SelfTuning,
     Tracker,
-    family_mean,
+    family_mean_baseline,
     published_length_buckets,
     published_tfidf,
 )
@@ -96,7 +96,7 @@ OTHERS = [
     lambda: LeaveOneOut(window=512, decay=1e-9),
     lambda: published_tfidf(window=64),
     published_length_buckets,
-    lambda: family_mean(window=25),
+    lambda: family_mean_baseline(window=25),
     Kriging,
     lambda: Kriging(window=64),
     lambda: Kriging(window=64, decay=0.9),

@@ -18,7 +18,7 @@ from rollonce.baselines import (
     Rloo,
     SelfTuning,
 )
-from rollonce.baselines.stacking import exponential_step, stack, to_simplex
+from rollonce.baselines.stacking import exponential_weights_step, fit_stacking_weights, project_to_simplex
 from rollonce.errors import InputError
 from rollonce.features import CategoryColumn, Tfidf
 from rollonce.kernels import Cosine, Same
@@ -69,12 +69,12 @@ def test_simplex_and_stacking_are_the_optimum():
     rng = np.random.default_rng(0)
     for _ in range(10):
         v = rng.normal(size=4)
-        x = to_simplex(v)
+        x = project_to_simplex(v)
         assert x.min() >= 0
         assert x.sum() == pytest.approx(1)
         e = rng.normal(size=(6, 4))
         gram = e.T @ e / 6
-        a = stack(gram, 0.1, 1)
+        a = fit_stacking_weights(gram, 0.1, 1)
 
         def loss(w, gram=gram):
             return w @ gram @ w + 0.1 * ((w - np.eye(4)[1]) ** 2).sum()
@@ -84,7 +84,7 @@ def test_simplex_and_stacking_are_the_optimum():
             loss, np.full(4, 0.25), bounds=[(0, 1)] * 4, constraints=[sums_to_one], method="SLSQP"
         )
         assert loss(a) <= best.fun + 1e-7
-    np.testing.assert_allclose(stack(np.ones((3, 3)), 0.0, 2), [0, 0, 1])  # equal experts: stays at home
+    np.testing.assert_allclose(fit_stacking_weights(np.ones((3, 3)), 0.0, 2), [0, 0, 1])  # equal experts: stays at home
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -92,8 +92,8 @@ def test_the_useful_feature_is_found(rule):
     rng = np.random.default_rng(1)
     mixture = ExpertMixture(families(), rule=rule)
     mine, theirs = play(mixture, stream(80, rng, lambda t, a, b: np.where(a == 1, 0.9, 0.1)))
-    assert mixture.shares_M.argmax() == 1
-    assert mixture.shares_M[1] > 0.7
+    assert mixture.mixture_shares_M.argmax() == 1
+    assert mixture.mixture_shares_M[1] > 0.7
     late = slice(40, None)
     assert mine[late].mean() < theirs[late, 1].mean() * 1.03 < theirs[late, 0].mean() * 0.5
 
@@ -112,7 +112,7 @@ def test_drift_is_followed(rule):
     mixture = ExpertMixture(families(), rule=rule, discount=0.9, share=0.02)
     mine, theirs = play(mixture, stream(120, rng, lambda t, a, b: np.where((a if t < 60 else b) == 1, 0.9, 0.1)))
     best = np.where(np.arange(120) < 60, theirs[:, 1], theirs[:, 2])
-    assert mixture.shares_M.argmax() == 2
+    assert mixture.mixture_shares_M.argmax() == 2
     # Summed regret to the best sequence of experts, in steps' losses: a few steps' worth after each change.
     assert (mine - best).sum() < 20 * (theirs[:, 0] - best).mean()
     assert mine.mean() < theirs.mean(axis=0).min()  # better than any fixed expert
@@ -135,7 +135,7 @@ def test_exponential_weights_keep_their_bound_on_any_sequence():
             mixed += ((r - w @ b) ** 2).mean()
             losses = ((r - b) ** 2).mean(axis=1)
             each += losses
-            w = exponential_step(w, losses, 0.5, 0.0)
+            w = exponential_weights_step(w, losses, 0.5, 0.0)
         assert mixed - each.min() <= 2 * np.log(m) + 1e-9
 
 
@@ -151,7 +151,7 @@ def test_fixed_share_keeps_its_bound_against_a_sequence_that_changes():
         mixed += ((r - w @ b) ** 2).mean()
         losses = ((r - b) ** 2).mean(axis=1)
         best += losses[good]
-        w = exponential_step(w, losses, 0.5, share)
+        w = exponential_weights_step(w, losses, 0.5, share)
     changes = 1
     bound = 2 * ((changes + 1) * np.log(m) + changes * np.log(1 / share) + (t - 1 - changes) * np.log(1 / (1 - share)))
     assert mixed - best <= bound
@@ -162,16 +162,16 @@ def test_shares_come_from_past_steps_only():
     rng = np.random.default_rng(6)
     mixture = ExpertMixture(families())
     for batch in stream(10, rng, lambda t, a, b: np.where(a == 1, 0.9, 0.1)):
-        before = mixture.shares_M
+        before = mixture.mixture_shares_M
         straight = mixture.predict(batch).baseline_B
         for i in (0, 17):
             r = batch.rewards_B.copy()
             r[i] = 50.0
             assert mixture.predict(Batch(batch.tasks, r)).baseline_B[i] == straight[i]
-        np.testing.assert_array_equal(before, mixture.shares_M)
+        np.testing.assert_array_equal(before, mixture.mixture_shares_M)
         mixture.observe(batch)
-    assert (mixture.shares_M != before).any()
-    assert np.isfinite(mixture.losses_M).all()
+    assert (mixture.mixture_shares_M != before).any()
+    assert np.isfinite(mixture.expert_losses_M).all()
 
 
 def test_before_anything_was_seen_it_is_loo_and_loo_is_always_there():
@@ -180,7 +180,7 @@ def test_before_anything_was_seen_it_is_loo_and_loo_is_always_there():
     assert isinstance(mixture.experts[0], LeaveOneOut)
     batch = Batch.of(["aa bb", "cc dd", "aa cc"], rng.random(3))
     np.testing.assert_allclose(mixture.predict(batch).baseline_B, LeaveOneOut().predict(batch).baseline_B)
-    assert np.isnan(mixture.losses_M).all()
+    assert np.isnan(mixture.expert_losses_M).all()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -204,8 +204,8 @@ def test_offline_it_learns_from_other_tasks_and_keeps_no_rows(tmp_path):
     r = (rng.random(160) < np.where(np.arange(160) % 2, 0.1, 0.9)).astype(float)
     mixture = ExpertMixture([KernelBaseline(), SelfTuning(kernels=[Cosine(Tfidf())]), Constant(0.5)])
     mixture.fit(prompts).fit_rewards(prompts[:128], r[:128])
-    assert mixture.shares_M[2] > 0.5
-    assert mixture.experts[2].shares_K1[0] > 0.1
+    assert mixture.mixture_shares_M[2] > 0.5
+    assert mixture.experts[2].variance_shares_K1[0] > 0.1
     mixture.save(tmp_path / "m.json")
     batch = Batch.of(prompts[128:], r[128:])
     np.testing.assert_array_equal(

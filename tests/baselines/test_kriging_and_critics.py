@@ -41,7 +41,7 @@ def test_kriging_is_a_refit_without_the_row(window, decay):
         baseline.observe(Batch.of([prompts[i] for i in at], y[at]))
     got = baseline.predict(Batch.of(prompts[:n], y[:n])).baseline_B
 
-    x = Tfidf().fit(prompts).transform(prompts).to_dense()
+    x = Tfidf().fit(prompts).transform_tasks(prompts).to_dense()
     length = np.log1p([len(p) for p in prompts])
     c = 1.5 * x @ x.T + 0.5 * np.exp(-((length[:, None] - length) ** 2) / (2 * 0.4**2)) + np.diag(0.3 + decay**-ages)
     want = [brute_force(c, i, np.delete(np.arange(n + window), i), y) for i in range(n)]
@@ -79,10 +79,10 @@ def test_kriging_with_hidden_copies_is_a_refit_without_all_of_them(seed):
     hidden[1], hidden[1, 12] = True, False  # sees one row
     hidden[2] = np.arange(m) == 2  # itself alone hidden
     hidden[3] = np.isin(np.arange(m), [3, 10])  # one copy: closed form
-    w = baseline.weight_blocks(tasks, np.arange(m)[None], n, ~hidden[None], np.zeros(m, np.int64))[0]
+    w = baseline.compute_weight_blocks(tasks, np.arange(m)[None], n, ~hidden[None], np.zeros(m, np.int64))[0]
     assert (w[hidden] == 0).all()
     assert (w[0] == 0).all()
-    c = baseline.covariance(tasks, np.arange(m)[None])[0]
+    c = baseline.reward_covariance(tasks, np.arange(m)[None])[0]
     for i in range(1, n):
         assert w[i].sum() == pytest.approx(1.0, abs=1e-10)
         assert w[i] @ y == pytest.approx(brute_force(c, i, np.flatnonzero(~hidden[i]), y), abs=1e-9)
@@ -90,7 +90,7 @@ def test_kriging_with_hidden_copies_is_a_refit_without_all_of_them(seed):
 
 def test_kriging_when_only_copies_are_visible_gives_no_weight():
     baseline = Kriging().fit(["a prompt", "other words"])
-    w = baseline.weight_blocks(
+    w = baseline.compute_weight_blocks(
         Tasks(["a prompt"] * 3), np.arange(3)[None], 3, np.zeros((1, 3, 3), bool), np.zeros(3, np.int64)
     )
     assert (w == 0).all()
@@ -108,15 +108,15 @@ def test_the_ways_to_solve_agree(decay):
     columns = np.stack(order)
     ages = np.repeat([0, 1, 2], [8, 26, 26])
     visible = columns[:, :8, None] != columns[:, None, :]
-    together = baseline.weight_blocks(tasks, columns, 8, visible, ages)
+    together = baseline.compute_weight_blocks(tasks, columns, 8, visible, ages)
     hidden_elsewhere = visible.copy()
     hidden_elsewhere[:, 7, 30] = False
-    whole = baseline.weight_blocks(tasks, columns, 8, hidden_elsewhere, ages)
+    whole = baseline.compute_weight_blocks(tasks, columns, 8, hidden_elsewhere, ages)
     for k in range(3):
-        alone = baseline.weight_blocks(tasks, columns[k : k + 1], 8, visible[k : k + 1], ages)[0]
+        alone = baseline.compute_weight_blocks(tasks, columns[k : k + 1], 8, visible[k : k + 1], ages)[0]
         np.testing.assert_allclose(together[k], alone, atol=1e-10)
         np.testing.assert_allclose(whole[k, :7], alone[:7], atol=1e-10)
-        c = baseline.covariance(tasks, columns[k : k + 1], ages)[0]
+        c = baseline.reward_covariance(tasks, columns[k : k + 1], ages)[0]
         for i in range(8):
             want = brute_force(c, i, np.flatnonzero(visible[k, i]), y[columns[k]])
             assert alone[i] @ y[columns[k]] == pytest.approx(want, abs=1e-10)
@@ -239,9 +239,9 @@ def test_boosted_trees_ignore_directions_that_are_rounding():
 def test_history_given_as_an_argument_trains_for_that_call_only():
     rng = np.random.default_rng(3)
     batches = list(stream(rng, 6))
-    history = History.empty()
+    history = History.before_first_step()
     for b in batches:
-        history = history.append(b)
+        history = history.with_batch_appended(b)
     baseline = BoostedTrees(iterations=5, min_rows=20).fit([p for b in batches for p in b.tasks.prompts])
     ask = batches[0]
     with_history = baseline.predict(ask, history).baseline_B

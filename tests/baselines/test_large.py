@@ -22,10 +22,10 @@ class Dense(Feature):
     def config(self):
         return {"type": self.type}
 
-    def children(self):
+    def nested_components(self):
         return {}
 
-    def compute(self, tasks):
+    def compute_feature_matrix(self, tasks):
         return np.array([np.random.default_rng(zlib.crc32(p.encode())).normal(size=8) for p in tasks.prompts])
 
 
@@ -79,7 +79,7 @@ def test_numpy_fallback_of_the_compiled_loop(monkeypatch):
     baseline = KernelBaseline().fit(prompts)
     step = Batch.of(prompts, rng.random(90))
     compiled = baseline.predict(step).baseline_B
-    monkeypatch.setattr(large, "_compiled", large._add_rare_terms_numpy)
+    monkeypatch.setattr(large, "_compiled", large._add_rare_term_products_numpy)
     np.testing.assert_allclose(baseline.predict(step).baseline_B, compiled, atol=1e-6)
 
 
@@ -90,8 +90,10 @@ def test_a_window_computes_each_rows_features_once(monkeypatch):
     prompts = [f"alpha beta{i} gamma{i % 7}" for i in range(160)]
     baseline.fit(prompts)
     computed = []
-    plain = Tfidf.compute
-    monkeypatch.setattr(Tfidf, "compute", lambda self, tasks: (computed.append(len(tasks)), plain(self, tasks))[1])
+    plain = Tfidf.compute_feature_matrix
+    monkeypatch.setattr(
+        Tfidf, "compute_feature_matrix", lambda self, tasks: (computed.append(len(tasks)), plain(self, tasks))[1]
+    )
     for start in range(0, 160, 16):
         step = Batch.of(prompts[start : start + 16], rng.random(16))
         baseline.predict(step)

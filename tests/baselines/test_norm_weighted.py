@@ -7,7 +7,7 @@ import pytest
 
 from rollonce.baselines import Baseline, Batch, History, KernelBaseline, Kriging, LeaveOneOut, NormWeighted, SelfTuning
 from rollonce.baselines.catalogue import named_baseline
-from rollonce.baselines.norm_weighted import MOST_TILT, fit_slope, tilted_means
+from rollonce.baselines.norm_weighted import MOST_TILT, fit_surprisal_slope, tilted_weighted_means
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
 from rollonce.rollouts import Rollouts
@@ -29,7 +29,7 @@ def test_rewards_of_0_and_1_by_the_formula_of_the_post_and_the_papers() -> None:
     batch = Batch.of(["a", "b", "c", "d", "e"], [1.0, 1.0, 0.0, 0.0, 0.0])
     w = LeaveOneOut().weights(batch)
     rho = 0.25
-    b = tilted_means(w[None], batch.rewards_B[None], np.log(rho))[0]
+    b = tilted_weighted_means(w[None], batch.rewards_B[None], np.log(rho))[0]
     p = np.array([1 / 4, 1 / 4, 2 / 4, 2 / 4, 2 / 4])
     np.testing.assert_allclose(b, p * rho / (p * rho + 1 - p), rtol=1e-12)
 
@@ -42,14 +42,14 @@ def test_b_is_the_weighted_mean_for_rewards_of_any_kind() -> None:
     tilt = -0.2
     m = np.exp(tilt * rewards)
     expected = (w[0] * m * rewards).sum(axis=1) / (w[0] * m).sum(axis=1)
-    np.testing.assert_allclose(tilted_means(w, rewards[None], tilt)[0], expected, rtol=1e-12)
-    np.testing.assert_allclose(tilted_means(w, rewards[None] + 5, tilt)[0], expected + 5, rtol=1e-12)
-    np.testing.assert_array_equal(tilted_means(w, rewards[None], 0.0)[0], w[0] @ rewards)
+    np.testing.assert_allclose(tilted_weighted_means(w, rewards[None], tilt)[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(tilted_weighted_means(w, rewards[None] + 5, tilt)[0], expected + 5, rtol=1e-12)
+    np.testing.assert_array_equal(tilted_weighted_means(w, rewards[None], 0.0)[0], w[0] @ rewards)
 
 
 def test_negative_weights_stay_between_the_rewards_and_the_tilt_has_a_limit() -> None:
     w = np.array([[[1.6, -0.6], [-0.4, 1.4], [0.5, 0.5]]])
-    b = tilted_means(w, np.array([[0.0, 1.0]]), -50.0)[0]
+    b = tilted_weighted_means(w, np.array([[0.0, 1.0]]), -50.0)[0]
     assert b.min() >= -0.6
     assert b.max() <= 1.4
     assert b[2] == pytest.approx(1 / 21)  # the weight of right rollouts is no less than a twentieth
@@ -58,14 +58,16 @@ def test_negative_weights_stay_between_the_rewards_and_the_tilt_has_a_limit() ->
 
 def test_the_slope_is_that_of_log_surprisals_and_noise_alone_gives_none() -> None:
     rewards = np.array([0.0, 1.0] * 50)
-    assert fit_slope(rewards, -np.where(rewards > 0, 2.0, 8.0)) == pytest.approx(-np.log(4))
-    assert fit_slope(np.ones(100), -np.arange(1.0, 101)) == 0.0
+    assert fit_surprisal_slope(rewards, -np.where(rewards > 0, 2.0, 8.0)) == pytest.approx(-np.log(4))
+    assert fit_surprisal_slope(np.ones(100), -np.arange(1.0, 101)) == 0.0
     rng = np.random.default_rng(1)
-    noise = [fit_slope(rng.integers(0, 2, 100).astype(float), -np.exp(rng.normal(size=100))) for _ in range(200)]
+    noise = [
+        fit_surprisal_slope(rng.integers(0, 2, 100).astype(float), -np.exp(rng.normal(size=100))) for _ in range(200)
+    ]
     assert np.mean(np.array(noise) == 0) > 0.6  # P(|t| < 1) is 0.68
     assert abs(np.mean(noise)) < 0.03
     graded = rng.random(500) * 10
-    assert fit_slope(graded, -np.exp(1 - 0.3 * graded)) == pytest.approx(-0.3)
+    assert fit_surprisal_slope(graded, -np.exp(1 - 0.3 * graded)) == pytest.approx(-0.3)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +81,14 @@ def test_around_any_smoother_b_is_between_the_plain_one_and_the_lowest_reward(sm
     seen = past(rng)
     plain.observe(seen)
     weighted.observe(seen)
-    assert weighted.slope == pytest.approx(np.log(0.5), abs=0.1)
+    assert weighted.surprisal_slope == pytest.approx(np.log(0.5), abs=0.1)
     batch = Batch.of(PROMPTS[30:50], rng.integers(0, 2, 20).astype(float))
     low, high = weighted.predict(batch).baseline_B, plain.predict(batch).baseline_B
     inside = (high > 0.02) & (high < 0.98)
     assert inside.any()
     assert (low[inside] < high[inside]).all()
     p = high[inside]
-    rho = np.exp(2 * weighted.slope)
+    rho = np.exp(2 * weighted.surprisal_slope)
     np.testing.assert_allclose(low[inside], p * rho / (p * rho + 1 - p), atol=1e-9)
 
 
@@ -121,7 +123,7 @@ def test_a_history_given_counts_as_if_it_had_been_observed_and_a_file_keeps_what
     seen, batch = past(rng), Batch.of(PROMPTS[:10], [1.0, 0.0] * 5)
     live, given = NormWeighted(LeaveOneOut(window=64)), NormWeighted(LeaveOneOut(window=64))
     live.observe(seen)
-    history = History.empty().append(seen)
+    history = History.before_first_step().with_batch_appended(seen)
     expected = live.predict(batch).baseline_B
     np.testing.assert_allclose(given.predict(batch, history).baseline_B, expected, rtol=1e-12)
     live.save(tmp_path / "b.json")
@@ -130,7 +132,7 @@ def test_a_history_given_counts_as_if_it_had_been_observed_and_a_file_keeps_what
     offline.save(tmp_path / "c.json")
     again = Baseline.load(tmp_path / "c.json")
     assert isinstance(again, NormWeighted)
-    assert again.slope == offline.slope < -0.5
+    assert again.surprisal_slope == offline.surprisal_slope < -0.5
 
 
 def test_the_board_shows_it_where_there_are_log_probabilities_and_predicts_more_progress() -> None:
@@ -212,10 +214,10 @@ def test_unknown_log_probabilities_are_passed_over_and_the_newest_rows_count() -
     partly.observe(Batch(before.tasks, before.rewards_B, log_probs_B=holes))
     known = slice(0, 64, 2)
     assert before.log_probs_B is not None
-    assert partly.slope == fit_slope(before.rewards_B[known], before.log_probs_B[known])
+    assert partly.surprisal_slope == fit_surprisal_slope(before.rewards_B[known], before.log_probs_B[known])
     partly.observe(after)
-    assert partly.slope == pytest.approx(np.log(0.5), abs=0.15)
+    assert partly.surprisal_slope == pytest.approx(np.log(0.5), abs=0.15)
     given = NormWeighted(LeaveOneOut(), min_rows=8, learn_rows=32)
-    history = History.empty().append(before).append(after)
+    history = History.before_first_step().with_batch_appended(before).with_batch_appended(after)
     batch = Batch.of(PROMPTS[:10], [1.0, 0.0] * 5)
     np.testing.assert_array_equal(given.predict(batch, history).baseline_B, partly.predict(batch).baseline_B)

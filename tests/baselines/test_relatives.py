@@ -86,7 +86,7 @@ def test_lengths_are_checked():
         Batch.of(["a", "b"], [0, 1], response_lengths=[3, -1])
     with pytest.raises(InputError, match="one response length each"):
         Batch.of(["a", "b"], [0, 1], response_lengths=[3])
-    joined = Batch.concat([Batch.of(["a"], [0], response_lengths=[3]), Batch.of(["b"], [1])])
+    joined = Batch.concatenate_batches([Batch.of(["a"], [0], response_lengths=[3]), Batch.of(["b"], [1])])
     np.testing.assert_array_equal(joined.response_lengths_B, [3, np.nan])
     with pytest.raises(InputError, match="over"):
         Opo(over="task")

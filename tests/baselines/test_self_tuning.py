@@ -10,7 +10,7 @@ import pytest
 import scipy.optimize
 
 from rollonce.baselines import Baseline, Batch, History, Kriging, NormWeighted, SelfTuning
-from rollonce.baselines.evidence import fit_shares, inverse_and_logdet, log_evidence
+from rollonce.baselines.evidence import fit_variance_shares, inverse_and_logdet, negative_log_evidence
 from rollonce.errors import InputError
 from rollonce.features import PromptStatistics, Tfidf
 from rollonce.features.statistics import STATISTICS, prompt_statistics
@@ -59,8 +59,8 @@ def test_gradient_is_that_of_the_penalised_evidence():
     z = rng.normal(size=(20, 3))
     kernels = np.stack([z @ z.T / 3, np.exp(-np.abs(z[:, :1] - z[:, 0]))])
     y, prior, theta = rng.normal(size=20), np.array([0.1, 0.1, 2.0]), np.array([0.3, -0.5, 0.2])
-    _, g = log_evidence(theta, kernels, y, prior)
-    numeric = scipy.optimize.approx_fprime(theta, lambda t: log_evidence(t, kernels, y, prior)[0], 1e-6)
+    _, g = negative_log_evidence(theta, kernels, y, prior)
+    numeric = scipy.optimize.approx_fprime(theta, lambda t: negative_log_evidence(t, kernels, y, prior)[0], 1e-6)
     np.testing.assert_allclose(g, numeric, atol=1e-4)
 
 
@@ -71,9 +71,11 @@ def test_the_fit_is_scipys_optimum():
         kernels = np.stack([np.exp(-np.abs(z[:, k : k + 1] - z[:, k])) for k in range(2)])
         y = np.linalg.cholesky(kernels[0] + 0.5 * np.eye(n)) @ rng.normal(size=n)
         prior = np.array([0.1, 0.1, 2.0])
-        best = scipy.optimize.minimize(log_evidence, np.zeros(3), (kernels, y, prior), jac=True, method="L-BFGS-B")
-        mine = fit_shares(kernels, y, 0.1, 2.0)
-        assert abs(log_evidence(np.log(mine), kernels, y, prior)[0] - best.fun) < 2e-3
+        best = scipy.optimize.minimize(
+            negative_log_evidence, np.zeros(3), (kernels, y, prior), jac=True, method="L-BFGS-B"
+        )
+        mine = fit_variance_shares(kernels, y, 0.1, 2.0)
+        assert abs(negative_log_evidence(np.log(mine), kernels, y, prior)[0] - best.fun) < 2e-3
         assert mine.sum() == pytest.approx(1)
         assert mine.min() > 0
 
@@ -82,11 +84,11 @@ def test_weights_are_those_of_kriging_with_the_fitted_shares():
     rng = np.random.default_rng(2)
     prompts, p = planted(90, rng)
     b = small().fit(prompts).fit_rewards(prompts[:60], (rng.random(60) < p[:60]).astype(float))
-    share, noise = b.shares_K1[:-1] / b.spread_K, b.shares_K1[-1] + 1e-6
+    share, noise = b.variance_shares_K1[:-1] / b.spread_K, b.variance_shares_K1[-1] + 1e-6
     kriging = Kriging(kernels=b.kernels, variances=(share / noise).tolist(), nugget=0.0)
     batch = Batch.of(prompts[60:], rng.random(30))
     np.testing.assert_allclose(b.weights(batch), kriging.weights(batch), atol=1e-10)
-    assert b.shares_K1[:-1].sum() > 0.3  # it found something
+    assert b.variance_shares_K1[:-1].sum() > 0.3  # it found something
 
 
 def test_leave_one_out_mean_where_there_is_nothing_to_learn():
@@ -99,7 +101,7 @@ def test_leave_one_out_mean_where_there_is_nothing_to_learn():
     same = SelfTuning().fit(["one prompt"] * 40).fit_rewards(["one prompt"] * 40, rng.random(40))
     for b in (young, constant, few, same):
         np.testing.assert_allclose(b.predict(batch).baseline_B, loo(batch.rewards_B), atol=1e-9)
-        assert b.shares_K1[-1] == 1.0
+        assert b.variance_shares_K1[-1] == 1.0
 
 
 def test_useless_features_cost_next_to_nothing_and_useful_ones_are_found():
@@ -124,15 +126,15 @@ def test_online_it_learns_from_past_steps_only():
     for step in range(8):
         at = np.arange(step * 32, step * 32 + 32)
         batch = Batch.of([prompts[i] for i in at], (rng.random(32) < p[at]).astype(float))
-        before = b.shares_K1.copy()
+        before = b.variance_shares_K1.copy()
         w = b.weights(batch)
         flipped = Batch(batch.tasks, 1 - batch.rewards_B)
         np.testing.assert_array_equal(w, b.weights(flipped))
-        np.testing.assert_array_equal(before, b.shares_K1)
+        np.testing.assert_array_equal(before, b.variance_shares_K1)
         assert (before[-1] == 1.0) == (step < 1)  # refits after steps 1, 2, 4 ..., and every second
         b.observe(batch)
-    assert b.shares_K1[-1] < 0.7
-    given = History.empty()
+    assert b.variance_shares_K1[-1] < 0.7
+    given = History.before_first_step()
     assert b.predict(batch, given).baseline_B == pytest.approx(loo(batch.rewards_B))
 
 
@@ -184,7 +186,7 @@ def test_prompts_without_words_are_no_error():
     prompts = [f"{i}+{j}" for i in range(8) for j in range(8)]
     b = SelfTuning().fit(prompts).fit_rewards(prompts, [float(i) for i in range(8) for _ in range(8)])
     assert (b.spread_K[7:] == 0).all()  # those that need words
-    assert b.shares_K1[-1] < 0.8
+    assert b.variance_shares_K1[-1] < 0.8
     SelfTuning().fit(["", ""]).predict(Batch.of(["", ""], [0, 1]))
 
 
@@ -212,9 +214,9 @@ def test_blocks_that_see_the_same_tasks_share_a_solve_and_agree_with_those_that_
     visible = columns[:, :16, None] != columns[:, None, :]
     visible[1, 3, 20] = False
     ages = np.zeros(64, np.int64)
-    shared = b.weight_blocks(tasks, columns, 16, visible, ages)
+    shared = b.compute_weight_blocks(tasks, columns, 16, visible, ages)
     for k in range(4):
-        single = b.weight_blocks(
+        single = b.compute_weight_blocks(
             Tasks([prompts[i] for i in columns[k]]), np.arange(64)[None], 16, visible[k : k + 1], ages
         )
         np.testing.assert_allclose(shared[k], single[0], atol=1e-10)
@@ -234,14 +236,14 @@ def test_prompt_statistics():
     assert np.isfinite(prompt_statistics("")).all()
     assert np.isfinite(prompt_statistics("9" * 500 + "\ud83d")).all()
     prompts, _ = planted(50, np.random.default_rng(9))
-    z = PromptStatistics().fit(prompts).transform(prompts)
+    z = PromptStatistics().fit(prompts).transform_tasks(prompts)
     assert (z**2).sum(axis=1).mean() == pytest.approx(1, abs=0.1)  # the mean over statistics of unit variances
     rank = PromptStatistics(["characters"], scale="rank").fit(prompts)
     other = PromptStatistics(["characters"], scale="rank")
     other.load_state_dict(json.loads(json.dumps(rank.state_dict())))
-    np.testing.assert_array_equal(rank.transform(prompts), other.transform(prompts))
+    np.testing.assert_array_equal(rank.transform_tasks(prompts), other.transform_tasks(prompts))
     order = np.argsort([len(q) for q in prompts], kind="stable")
-    assert (np.diff(np.asarray(rank.transform(prompts))[order, 0]) >= 0).all()
+    assert (np.diff(np.asarray(rank.transform_tasks(prompts))[order, 0]) >= 0).all()
     with pytest.raises(InputError, match="no prompt statistic"):
         PromptStatistics(["reward"])
 
@@ -250,11 +252,11 @@ def test_prompt_statistics():
 def test_exponential_kernel(metric):
     prompts, _ = planted(12, np.random.default_rng(10))
     feature = PromptStatistics(scale="rank").fit(prompts)
-    x = np.asarray(feature.transform(prompts))
+    x = np.asarray(feature.transform_tasks(prompts))
     d = np.abs(x[:, None] - x) if metric == "cityblock" else (x[:, None] - x) ** 2
     d = d.sum(axis=-1) if metric == "cityblock" else np.sqrt(d.sum(axis=-1))
     every = np.arange(12)[None]
-    c = Exponential(feature, 0.7, metric).covariance(Tasks(prompts), every, every)[0]
+    c = Exponential(feature, 0.7, metric).compute_covariance(Tasks(prompts), every, every)[0]
     np.testing.assert_allclose(c, np.exp(-d / 0.7), atol=1e-5)
     assert np.linalg.eigvalsh(c).min() > -1e-9
 

@@ -6,7 +6,7 @@ import numpy as np
 from rollonce.baselines import LeaveOneOut, LinearSmoother, SelfTuning, published_tfidf
 from rollonce.baselines.batch import Batch
 from rollonce.rollouts import Rollouts, Tasks
-from rollonce.scoring.crossfit import fit_folds
+from rollonce.scoring.crossfit import fit_copy_per_fold
 
 N, G, FAMILIES = 80, 5, 10
 
@@ -57,7 +57,7 @@ def against(family_sd: float, seeds: range) -> tuple[float, float]:
     logs = []
     for seed in seeds:
         table = terminal_set(seed, family_sd)
-        parts, fold_N = fit_folds(SelfTuning(), table, 5, np.random.default_rng(seed))
+        parts, fold_N = fit_copy_per_fold(SelfTuning(), table, 5, np.random.default_rng(seed))
         every = np.arange(N)
         tuned = np.concatenate(
             [mean_squared_advantage(part, table, np.flatnonzero(fold_N == f)) for f, part in enumerate(parts)]

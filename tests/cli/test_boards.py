@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rollonce import datasets
 from rollonce.baselines import SelfTuning
-from rollonce.boards import BoardSettings, make_board
+from rollonce.boards import BoardSettings, make_baseline_board
 from rollonce.cli import main
-from rollonce.scoring import Scorer, cross_fit, group_scores, score_rollouts
+from rollonce.scoring import Scorer, cross_fit_baseline, score_group_baselines, score_rollouts
 
 TABLE = datasets.load(
     "gsm8k_qwen25coder_1.5b"
@@ -17,17 +17,17 @@ TABLE = datasets.load(
 
 
 def test_self_tuning_is_on_the_board_and_cross_fitted():
-    board = make_board(TABLE, BoardSettings(n_batches=300, resamples=0))
+    board = make_baseline_board(TABLE, BoardSettings(n_batches=300, resamples=0))
     by_label = {s.label: s for s in board.scores}
     for label, window in (("self-tuning", 0), ("self-tuning, window 512", 512)):
         scorer = Scorer(TABLE, n_batches=300, n_batches_expensive=300, resamples=0, shared_windows=True)
-        alone = scorer.score(cross_fit(SelfTuning(window=window), TABLE))
+        alone = scorer.score_baseline(cross_fit_baseline(SelfTuning(window=window), TABLE))
         assert by_label[label].b_eff.value == alone.b_eff.value
         assert by_label[label].ratio.value > 1.0  # untuned it would be the LOO mean, ratio 1
     assert any("cross-fitted" in note for note in board.notes)
     ratios = [s.ratio.value for s in board.scores]
     assert ratios == sorted(ratios, reverse=True)
-    assert board.groups == group_scores(TABLE, 32, board.scores[0].b_eff.value)
+    assert board.groups == score_group_baselines(TABLE, 32, board.scores[0].b_eff.value)
     in_batch = next(s.label for s in board.scores if not s.window and not s.scored_as)
     assert in_batch in board.curve  # the curve is of the best in-batch baseline, whichever it is
 
@@ -61,7 +61,7 @@ def test_markdown_and_an_opened_page(tmp_path, monkeypatch, capsys):
 
 
 def test_held_out_boards_leave_it_out():
-    board = make_board(TABLE, BoardSettings(n_batches=20, resamples=0, held_out=0.5))
+    board = make_baseline_board(TABLE, BoardSettings(n_batches=20, resamples=0, held_out=0.5))
     assert not any(s.label.startswith("self-tuning") for s in board.scores)
 
 
@@ -77,9 +77,9 @@ def test_without_a_window_there_is_no_history_and_no_critic(capsys):
 
 def test_without_a_terminal_each_row_is_a_line_as_it_comes(monkeypatch, capsys):
     happened = []
-    score = Scorer.score
+    score = Scorer.score_baseline
     monkeypatch.setattr(Scorer, "score", lambda *a, **k: [happened.append("scored"), score(*a, **k)][1])
-    monkeypatch.setattr("rollonce.commands.boards.remark", lambda text: happened.append(text))
+    monkeypatch.setattr("rollonce.commands.boards.print_remark", lambda text: happened.append(text))
     only = ["--only", "loo", "--only", "constant", "--batches", "20", "--resamples", "4"]
     assert main(["score", "gsm8k", *only]) == 0
     assert happened[::2] == ["scored", "scored"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import QUICK, Ran, rows, write
 
-from rollonce.scoring.groups import chance_of_a_pass, chance_of_equals
+from rollonce.scoring.groups import chance_of_a_pass, chance_of_equal_rewards
 
 
 def test_one_set_too_small_does_not_stop_the_others(tmp_path: Path, rollonce: Callable[..., Ran]) -> None:
@@ -98,9 +98,9 @@ def test_chances_by_counting() -> None:
     rewards = np.array([1, 0, 0.5, 1, 0, 0, 1])
     for k in (1, 2, 3, 5):
         draws = [rewards[list(c)] for c in itertools.combinations(range(7), k)]
-        assert chance_of_equals(rewards, k) == pytest.approx(np.mean([np.ptp(d) == 0 for d in draws]))
+        assert chance_of_equal_rewards(rewards, k) == pytest.approx(np.mean([np.ptp(d) == 0 for d in draws]))
         assert chance_of_a_pass(rewards >= 1, k) == pytest.approx(np.mean([d.max() >= 1 for d in draws]))
-    assert np.isnan(chance_of_equals(rewards, 8))
+    assert np.isnan(chance_of_equal_rewards(rewards, 8))
     assert np.isnan(chance_of_a_pass(rewards >= 1, 8))
 
 

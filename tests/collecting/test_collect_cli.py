@@ -15,9 +15,9 @@ from fake_server import FakeServer
 from rollonce.cli import main
 from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.store import Counts
-from rollonce.collecting.summary import cost_of, summarise
+from rollonce.collecting.summary import compute_collection_cost, summarise_collection
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import loo_b_eff
+from rollonce.scoring import effective_batch_of_loo
 
 
 class Ran(NamedTuple):
@@ -233,19 +233,19 @@ def drawn(n: int, seed: int, tmp_path: Path) -> tuple[Rollouts, Path]:
 
 def test_the_interval_halves_where_the_summary_says(tmp_path):
     """The promise itself: at N + more tasks the interval is half as wide, over six draws of each."""
-    few = [summarise(*drawn(48, s, tmp_path), seed=s) for s in range(6)]
+    few = [summarise_collection(*drawn(48, s, tmp_path), seed=s) for s in range(6)]
     assert {s.more_tasks for s in few} == {144}
-    many = [summarise(*drawn(48 + 144, s, tmp_path), seed=s) for s in range(6)]
+    many = [summarise_collection(*drawn(48 + 144, s, tmp_path), seed=s) for s in range(6)]
     assert math.isclose(np.mean([s.half_width for s in few]) / np.mean([s.half_width for s in many]), 2, rel_tol=0.2)
     assert math.isclose(np.mean([s.halves for s in many]), math.sqrt(2), rel_tol=0.15)
     # B_eff in closed form at SNR 1/2.
-    assert math.isclose(np.mean([s.b_eff.value for s in many]), loo_b_eff(0.5, 32), rel_tol=0.05)
+    assert math.isclose(np.mean([s.b_eff.value for s in many]), effective_batch_of_loo(0.5, 32), rel_tol=0.05)
 
 
 def test_cost():
     settings = CollectSettings("m", "t", "o", price_in=0.5, price_out=1.5)
     counts = Counts(rollouts=4, prompt_tokens=4_000_000, response_tokens=2_000_000, seconds=10.0)
-    assert cost_of(counts, settings).money == 5.0
+    assert compute_collection_cost(counts, settings).money == 5.0
     free: Any = CollectSettings("m", "t", "o")
-    assert cost_of(counts, free).money is None
-    assert cost_of(counts, CollectSettings("m", "t", "o", price_out=1.0)).money == 2.0
+    assert compute_collection_cost(counts, free).money is None
+    assert compute_collection_cost(counts, CollectSettings("m", "t", "o", price_out=1.0)).money == 2.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, token_log_probs
 
-from rollonce.collecting import CollectSettings, collect
+from rollonce.collecting import CollectSettings, collect_rollouts
 from rollonce.errors import InputError
 
 
@@ -26,7 +26,7 @@ def test_it_is_the_sum_over_the_tokens_that_the_server_returns(ask, api):
     said: list[str] = []
     with FakeServer() as server:
         settings = ask(server.url, api=api)
-        collect(settings, say=said.append)
+        collect_rollouts(settings, say=said.append)
     assert server.requests[0][1]["logprobs"] == (True if api == "chat" else 1)
     for row in rows_of(settings):
         assert row["log_prob"] == pytest.approx(sum(token_log_probs(row["response"])), abs=1e-6)
@@ -38,7 +38,7 @@ def test_it_is_the_sum_over_the_tokens_that_the_server_returns(ask, api):
 def test_a_server_that_leaves_out_the_end_is_seen(ask):
     with FakeServer(log_probs="without the last") as server:
         settings = ask(server.url)
-        collect(settings)
+        collect_rollouts(settings)
     row = rows_of(settings)[0]
     assert row["log_prob"] == pytest.approx(sum(token_log_probs(row["response"])[:-1]), abs=1e-6)
     assert "tokens without the last, as the server" in meaning_of(settings)
@@ -56,11 +56,11 @@ def test_a_server_without_them_loses_the_column_and_nothing_else(ask, log_probs,
     said: list[str] = []
     with FakeServer(log_probs=log_probs) as server:
         settings = ask(server.url)
-        collect(settings, say=said.append)
+        collect_rollouts(settings, say=said.append)
         # Found out by the first request, which is sent alone: no later one asks again.
         assert len(server.requests) == requests
         assert sum("logprobs" in body for _, body, _ in server.requests) == 1
-        collect(ask(server.url, n_rollouts=5), say=said.append)
+        collect_rollouts(ask(server.url, n_rollouts=5), say=said.append)
         assert sum("logprobs" in body for _, body, _ in server.requests) == 1
     assert [s for s in said if "log_prob" in s] == [meaning_of(settings)]
     assert meaning_of(settings).startswith(f"the column log_prob is left out: {why}")
@@ -71,11 +71,11 @@ def test_at_another_temperature_a_server_is_asked_only_if_the_user_knows_what_it
     said: list[str] = []
     with FakeServer() as server:
         settings = ask(server.url, temperature=0.7)
-        collect(settings, say=said.append)
+        collect_rollouts(settings, say=said.append)
         assert not any("logprobs" in body for _, body, _ in server.requests)
         assert "give --log-probs on" in said[0]
         assert len(said) == 1
-        collect(ask(server.url, temperature=0.7, log_probs="on", n_rollouts=5))
+        collect_rollouts(ask(server.url, temperature=0.7, log_probs="on", n_rollouts=5))
     assert ["log_prob" in row for row in rows_of(settings)] == [False, False, False, False, True] * 6
     assert "at temperature 0.7" in meaning_of(settings)
 
@@ -83,13 +83,13 @@ def test_at_another_temperature_a_server_is_asked_only_if_the_user_knows_what_it
 def test_it_can_be_left_off_and_must_not_be_asked_for_twice(ask):
     with FakeServer() as server:
         settings = ask(server.url, log_probs="off")
-        collect(settings)
+        collect_rollouts(settings)
         assert not any("logprobs" in body for _, body, _ in server.requests)
     assert not any("log_prob" in row for row in rows_of(settings))
     with pytest.raises(InputError, match="--log-probs must be one of auto, on, off"):
-        collect(ask("http://127.0.0.1:9/v1", log_probs="yes"))
+        collect_rollouts(ask("http://127.0.0.1:9/v1", log_probs="yes"))
     with pytest.raises(InputError, match="--extra must not hold 'logprobs'"):
-        collect(ask("http://127.0.0.1:9/v1", extra={"logprobs": 1}))
+        collect_rollouts(ask("http://127.0.0.1:9/v1", extra={"logprobs": 1}))
 
 
 def test_a_local_models_is_of_the_distribution_that_was_sampled_from(tmp_path):
@@ -100,10 +100,10 @@ def test_a_local_models_is_of_the_distribution_that_was_sampled_from(tmp_path):
     settings = CollectSettings(
         "embedded", "embedded", str(tmp_path / "x.jsonl"), n_tasks=4, n_rollouts=2, max_tokens=48, temperature=0.7
     )
-    collect(settings)
+    collect_rollouts(settings)
     policy = load_embedded()
     for row in rows_of(settings):
-        prompt, _ = policy.encode([row["prompt"]])
+        prompt, _ = policy.encode_prompts([row["prompt"]])
         response = policy.tokenizer(row["response"], add_special_tokens=False)["input_ids"]
         response += [] if row["truncated"] else [policy.tokenizer.eos_token_id]
         assert row["response_tokens"] == len(response)
@@ -116,5 +116,5 @@ def test_a_local_models_is_of_the_distribution_that_was_sampled_from(tmp_path):
     off = CollectSettings(
         "embedded", "embedded", str(tmp_path / "y.jsonl"), n_tasks=2, n_rollouts=1, max_tokens=8, log_probs="off"
     )
-    collect(off)
+    collect_rollouts(off)
     assert not any("log_prob" in row for row in rows_of(off))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, answer
 
-from rollonce.collecting import CollectSettings, collect
-from rollonce.collecting.settings import seed_of
+from rollonce.collecting import CollectSettings, collect_rollouts
+from rollonce.collecting.settings import seed_of_rollout
 from rollonce.errors import InputError
 from rollonce.readers import read_rollouts
 
@@ -29,13 +29,13 @@ def note_of(settings: CollectSettings) -> dict[str, Any]:
 def test_every_row_is_what_the_server_said_and_the_reader_agrees(ask):
     with FakeServer(models=["fake-model"]) as server:
         settings = ask(server.url)
-        done = collect(settings)
+        done = collect_rollouts(settings)
     rows = rows_of(settings)
     assert done.added == done.counts.rollouts == len(rows) == 24
     assert [r["rollout_id"] for r in rows] == [0, 1, 2, 3] * 6
     for r in rows:
         a = int(r["task_id"][1:])
-        seed = seed_of(0, r["task_id"], r["rollout_id"])
+        seed = seed_of_rollout(0, r["task_id"], r["rollout_id"])
         text = answer(f"{a} + {a * a} =", seed)
         assert r["response"] == text
         assert r["seed"] == seed
@@ -60,7 +60,7 @@ def test_every_row_is_what_the_server_said_and_the_reader_agrees(ask):
 
 def test_base_models_are_asked_for_completions_with_template_system_and_extra_fields(ask):
     with FakeServer() as server:
-        collect(
+        collect_rollouts(
             ask(
                 server.url,
                 api="completions",
@@ -80,7 +80,7 @@ def test_base_models_are_asked_for_completions_with_template_system_and_extra_fi
 
 def test_a_system_message_goes_before_the_prompt_in_a_chat(ask):
     with FakeServer() as server:
-        collect(ask(server.url, system="Add."))
+        collect_rollouts(ask(server.url, system="Add."))
     assert [m["role"] for m in server.requests[0][1]["messages"]] == ["system", "user"]
 
 
@@ -94,7 +94,7 @@ def test_no_more_requests_at_once_than_allowed_and_as_many_as_that(ask, limit):
             time.sleep(0.1)  # and one too many would be seen
 
     with FakeServer(trouble=trouble) as server:
-        collect(ask(server.url, concurrency=limit))
+        collect_rollouts(ask(server.url, concurrency=limit))
     assert server.most_at_once == limit
 
 
@@ -111,7 +111,7 @@ def test_momentary_failures_are_tried_again_with_growing_waits(ask, impatient):
 
     with FakeServer(trouble=trouble) as server:
         settings = ask(server.url, concurrency=1)
-        done = collect(settings)
+        done = collect_rollouts(settings)
     assert len(rows_of(settings)) == 24
     assert len(server.requests) == 28
     assert done.counts.retries == 4
@@ -130,7 +130,7 @@ def test_retry_after_is_heeded_in_seconds_and_as_a_date(ask, impatient):
         return (429, heads[k], {"error": "slow"}) if k in heads else None
 
     with FakeServer(trouble=trouble) as server:
-        collect(ask(server.url, concurrency=1))
+        collect_rollouts(ask(server.url, concurrency=1))
     assert impatient[0] == 7.5
     assert 100 < impatient[1] <= 500
     assert 1 <= impatient[2] <= 2
@@ -141,7 +141,7 @@ def test_a_server_that_asks_to_wait_for_an_hour_has_said_no(ask, impatient):
         trouble=lambda k, body: (429, {"Retry-After": "3600"}, {"error": {"message": "quota used up"}})
     ) as server:
         with pytest.raises(InputError, match=r"quota used up.*asks to wait 3600 s"):
-            collect(ask(server.url))
+            collect_rollouts(ask(server.url))
         assert len(server.requests) == 1
     assert impatient == []
 
@@ -153,12 +153,12 @@ def test_retries_are_bounded_and_what_was_answered_is_kept(ask, tmp_path):
     ) as server:
         settings = ask(server.url, concurrency=1, retries=3)
         with pytest.raises(InputError, match=r"failed 4 times in a row, last with status 500: 'out of order'"):
-            collect(settings, say=said.append)
+            collect_rollouts(settings, say=said.append)
         assert len(server.requests) == 5 + 4
     assert "5 of 24 rollouts are kept" in said[-1]
     assert not Path(settings.out).exists()
     with FakeServer() as healthy:
-        assert collect(ask(healthy.url)).added == 19
+        assert collect_rollouts(ask(healthy.url)).added == 19
     assert len({(r["task_id"], r["rollout_id"]) for r in rows_of(settings)}) == 24
     note = note_of(settings)
     assert [s["rollouts"] for s in note["sessions"]] == [5, 19]
@@ -169,7 +169,7 @@ def test_a_request_that_hangs_is_given_up_and_sent_again(ask):
     with FakeServer(trouble=lambda k, body: "hang" if k == 3 else None) as server:
         # On a busy machine others may be given up as well, so how often is not counted.
         settings = ask(server.url, timeout=0.5, concurrency=4, retries=100)
-        retries = collect(settings).counts.retries
+        retries = collect_rollouts(settings).counts.retries
     assert len(rows_of(settings)) == 24
     assert len(server.requests) == 24 + retries
     asked = server.asked()
@@ -183,7 +183,7 @@ def test_a_server_that_refuses_seeds_is_asked_without_and_the_note_says_so(ask):
     said: list[str] = []
     with FakeServer(trouble=trouble) as server:
         settings = ask(server.url)
-        collect(settings, say=said.append)
+        collect_rollouts(settings, say=said.append)
         n = len(server.requests)
         assert n == 25  # refused once, found out by the first request alone
     assert all(r["seed"] is None for r in rows_of(settings))
@@ -198,9 +198,9 @@ def test_resuming_remembers_that_seeds_are_refused(ask):
         return (400, {}, {"error": "no more"}) if k > 6 else None
 
     with FakeServer(trouble=trouble) as server, pytest.raises(InputError, match="no more"):
-        collect(ask(server.url, concurrency=1))
+        collect_rollouts(ask(server.url, concurrency=1))
     with FakeServer() as server:
-        collect(ask(server.url))
+        collect_rollouts(ask(server.url))
         assert all("seed" not in body for _, body, _ in server.requests)
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_wants_the_limit_under_its_newer_name_gets_it(ask):
 
     with FakeServer(trouble=trouble) as server:
         settings = ask(server.url)
-        collect(settings)
+        collect_rollouts(settings)
         assert len(server.requests) == 25
         assert server.requests[-1][1]["max_completion_tokens"] == 16
     assert len(rows_of(settings)) == 24
@@ -222,7 +222,7 @@ def test_a_server_that_wants_the_limit_under_its_newer_name_gets_it(ask):
 def test_cut_off_responses_have_reward_0_and_are_counted(ask):
     with FakeServer() as server:
         settings = ask(server.url, max_tokens=2)
-        done = collect(settings)
+        done = collect_rollouts(settings)
     assert done.counts.truncated == 24
     assert {(r["reward"], r["truncated"], r["failure"]) for r in rows_of(settings)} == {(0.0, True, "truncated")}
 
@@ -233,7 +233,7 @@ def test_a_grader_that_fails_gives_0_and_is_counted(ask, tmp_path):
     file.write_text("".join(json.dumps({"prompt": f"{i} + {i} =", "answer": r}) + "\n" for i, r in enumerate(refs)))
     with FakeServer() as server:
         settings = ask(server.url, tasks_from=f"jsonl:{file}", n_tasks=4, n_rollouts=2, columns=())
-        done = collect(settings)
+        done = collect_rollouts(settings)
     assert done.counts.failures == {"ValueError": 4}
     bad = [r for r in rows_of(settings) if "failure" in r]
     assert len(bad) == 4
@@ -243,7 +243,7 @@ def test_a_grader_that_fails_gives_0_and_is_counted(ask, tmp_path):
 def test_tokens_that_the_server_does_not_report_are_said_to_be_unknown(ask):
     with FakeServer(usage=False) as server:
         settings = ask(server.url)
-        done = collect(settings)
+        done = collect_rollouts(settings)
     assert done.counts.unknown == 24
     assert {r["response_tokens"] for r in rows_of(settings)} == {None}
     assert read_rollouts(settings.out).n_rollouts == 24
@@ -253,7 +253,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(ask, monkeypatch, tmp_pat
     monkeypatch.setenv("SOME_KEY", "sk-very-secret")
     with FakeServer(models=["fake-model"]) as server:
         server.key = "sk-very-secret"
-        collect(ask(server.url, key_env="SOME_KEY"))
+        collect_rollouts(ask(server.url, key_env="SOME_KEY"))
         assert server.requests[0][2]["authorization"] == "Bearer sk-very-secret"
     written = [f for f in tmp_path.iterdir() if f.is_file()]
     assert len(written) == 3
@@ -268,15 +268,15 @@ def test_a_wrong_key_is_a_sentence_without_the_key(ask, monkeypatch, models):
         with pytest.raises(
             InputError, match=r"refuses the key in SOME_KEY \(status 401.*\*\*\*.*correct SOME_KEY"
         ) as caught:
-            collect(ask(server.url, key_env="SOME_KEY"))
+            collect_rollouts(ask(server.url, key_env="SOME_KEY"))
         assert "sk-wrong" not in str(caught.value)
         with pytest.raises(InputError, match=r"a request without a key.*--key-env"):
-            collect(ask(server.url))
+            collect_rollouts(ask(server.url))
 
 
 def test_no_server_is_said_at_once(ask, impatient):
     with pytest.raises(InputError, match=r"no server answers at http://127.0.0.1:9/v1"):
-        collect(ask("http://127.0.0.1:9/v1"))
+        collect_rollouts(ask("http://127.0.0.1:9/v1"))
     assert impatient == []
 
 
@@ -284,7 +284,7 @@ def test_no_server_is_said_at_once(ask, impatient):
 def test_a_listing_that_fails_costs_no_try(ask, listing):
     said: list[str] = []
     with FakeServer(listing=listing) as server:
-        done = collect(ask(server.url, retries=0), say=said.append)
+        done = collect_rollouts(ask(server.url, retries=0), say=said.append)
     assert (done.counts.rollouts, done.counts.retries, said) == (24, 0, [])
 
 
@@ -295,7 +295,7 @@ def test_a_model_that_the_server_does_not_know(ask, status):
         models=["a", "b"], trouble=lambda k, body: (status, {}, {"error": {"message": "The model does not exist"}})
     ) as server:
         with pytest.raises(InputError, match=r"does not exist.*lists no model 'fake-model', but a, b"):
-            collect(ask(server.url), say=said.append)
+            collect_rollouts(ask(server.url), say=said.append)
         assert len(server.requests) == (1 if status == 404 else 3)
     assert "does not list 'fake-model', but a, b" in said[0]
 
@@ -306,13 +306,13 @@ def test_a_model_that_the_server_does_not_know(ask, status):
 def test_what_is_no_completion_is_a_sentence(ask, said):
     server = FakeServer(trouble=lambda k, body: (200, {}, said))
     with server, pytest.raises(InputError, match="answers what is no chat completion"):
-        collect(ask(server.url))
+        collect_rollouts(ask(server.url))
 
 
 def test_a_wrong_path_points_to_the_address_and_the_api(ask):
     server = FakeServer(trouble=lambda k, body: (404, {}, {"detail": "Not Found"}))
     with server, pytest.raises(InputError, match=r"correct --url .*or try --api completions"):
-        collect(ask(server.url))
+        collect_rollouts(ask(server.url))
 
 
 def test_a_stopped_collection_leaves_no_request_behind(ask):
@@ -327,6 +327,6 @@ def test_a_stopped_collection_leaves_no_request_behind(ask):
 
     with FakeServer(trouble=trouble) as server:
         with pytest.raises(InputError, match="refuses the request"):
-            collect(ask(server.url, concurrency=4))
+            collect_rollouts(ask(server.url, concurrency=4))
         time.sleep(0.3)
         assert len(server.requests) == 9 + 4

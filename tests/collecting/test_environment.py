@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from fake_server import FakeServer, answer
 
-from rollonce.collecting import CollectSettings, collect
+from rollonce.collecting import CollectSettings, collect_rollouts
 from rollonce.collecting.environment import EnvironmentAsker
-from rollonce.collecting.settings import Sampled, seed_of
+from rollonce.collecting.settings import Sampled, seed_of_rollout
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.readers.options import Options
 from rollonce.readers.verifiers import Verifiers
@@ -46,7 +46,7 @@ def test_without_verifiers_the_sentence_says_what_to_install(tmp_path, monkeypat
     for name in [m for m in sys.modules if m.startswith("verifiers.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError, match="needs the package verifiers"):
-        collect(CollectSettings("m", "verifiers:x", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+        collect_rollouts(CollectSettings("m", "verifiers:x", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
 
 
 def episode_of(finish: str, reward: float | None) -> SimpleNamespace:
@@ -99,16 +99,16 @@ def test_rollouts_and_rewards_are_the_environments(small_sums, tmp_path):
             max_tokens=16,
         )
         with pytest.raises(InputError, match="refuses the request"):
-            collect(settings)
+            collect_rollouts(settings)
         server.trouble = None
         n = Path(settings.out + ".part").read_bytes().count(b"\n")
         assert 7 <= n <= 9
-        assert collect(settings).added == 15 - n
+        assert collect_rollouts(settings).added == 15 - n
     rows = [json.loads(line) for line in Path(settings.out).read_text().splitlines()]
     assert len({(r["task_id"], r["rollout_id"]) for r in rows}) == 15
     for r in rows:
         a = int(r["prompt"].split()[0])
-        said = answer(r["prompt"], seed_of(0, r["task_id"], r["rollout_id"]))
+        said = answer(r["prompt"], seed_of_rollout(0, r["task_id"], r["rollout_id"]))
         assert r["response"] == said
         assert r["reward"] == 2.0 * said.endswith(f" {a + a * a}")
         assert r["task_id"].startswith("small-sums-rollonce/")
@@ -122,6 +122,8 @@ def test_rollouts_and_rewards_are_the_environments(small_sums, tmp_path):
 
 def test_too_few_tasks_and_unknown_names(small_sums, tmp_path):
     with pytest.raises(InputError, match=r"64 tasks asked for, but small-sums-rollonce has only 8: ask for --tasks 8"):
-        collect(CollectSettings("m", small_sums, str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+        collect_rollouts(CollectSettings("m", small_sums, str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
     with pytest.raises(InputError, match=r"'no-such-thing' cannot be loaded"):
-        collect(CollectSettings("m", "verifiers:no-such-thing", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1"))
+        collect_rollouts(
+            CollectSettings("m", "verifiers:no-such-thing", str(tmp_path / "o.jsonl"), url="http://127.0.0.1:9/v1")
+        )

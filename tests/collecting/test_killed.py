@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer
 
-from rollonce.collecting import CollectSettings, collect
+from rollonce.collecting import CollectSettings, collect_rollouts
 
 RUN = [sys.executable, "-m", "rollonce.cli", "collect"]
 KILLED_AT_8 = """
 import os, signal, sys
 from rollonce.cli import main
 from rollonce.collecting.store import Store
-write = Store.write
+write = Store.append_rollout_rows
 def write_and_die(store, rows):
     write(store, rows)
     if len(store.rows) >= 8:
         os.kill(os.getpid(), signal.SIGKILL)
-Store.write = write_and_die
+Store.append_rollout_rows = write_and_die
 main(sys.argv[1:])
 """
 
@@ -114,7 +114,7 @@ def test_the_embedded_policy_writes_the_same_file_killed_or_not(tmp_path):
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
     part = tmp_path / "killed.jsonl.part"
     settings = CollectSettings("embedded", "embedded", str(whole), n_tasks=8, n_rollouts=6, batch_rows=4, max_tokens=40)
-    assert collect(settings).added == 48
+    assert collect_rollouts(settings).added == 48
     command = [sys.executable, "-c", KILLED_AT_8, "collect", *map(str, common), "--out", killed]
     done = subprocess.run(command, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -124,7 +124,7 @@ def test_the_embedded_policy_writes_the_same_file_killed_or_not(tmp_path):
     lines = data.splitlines(keepends=True)
     block = len(lines) - len(lines) % 4 - 4
     part.write_bytes(b"".join(lines[: block + 2]) + lines[block + 2][:30])
-    assert collect(dataclasses.replace(settings, out=str(killed))).added == 48 - block - 2
+    assert collect_rollouts(dataclasses.replace(settings, out=str(killed))).added == 48 - block - 2
     assert killed.read_bytes() == whole.read_bytes()
     rows = [json.loads(line) for line in killed.read_text().splitlines()]
     assert len({(r["task_id"], r["rollout_id"]) for r in rows}) == len(rows) == 48

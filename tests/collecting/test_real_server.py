@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from rollonce.collecting import CollectSettings, collect
+from rollonce.collecting import CollectSettings, collect_rollouts
 from rollonce.errors import InputError
 from rollonce.readers import read_rollouts
 from rollonce.tasks import load_tasks
@@ -80,7 +80,7 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     settings = CollectSettings(
         name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=12, n_rollouts=4, url=url, max_tokens=96, concurrency=4
     )
-    done = collect(settings)
+    done = collect_rollouts(settings)
     rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert done.counts.rollouts == len(rows) == 48
     assert {(r["task_id"], r["rollout_id"]) for r in rows} == {
@@ -90,7 +90,7 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     for r in rows:
         # The server's count of the prompt is the tokenizer's, chat template and all; a whole response has one token
         # more than its text.
-        ids, _ = policy.encode([r["prompt"]])
+        ids, _ = policy.encode_prompts([r["prompt"]])
         assert r["prompt_tokens"] == ids.shape[1]
         if not r["truncated"]:
             assert (
@@ -100,7 +100,7 @@ def test_rollouts_through_a_real_server_are_those_of_the_model_behind_it(served,
     table = read_rollouts(settings.out, columns=["family", "level"])
     assert table.n_tasks == 12
     # Two samples of one policy on the same tasks: mean rewards agree within four standard errors.
-    collect(
+    collect_rollouts(
         CollectSettings("embedded", "embedded", str(tmp_path / "here.jsonl"), n_tasks=12, n_rollouts=4, max_tokens=96)
     )
     here = read_rollouts(str(tmp_path / "here.jsonl"))
@@ -114,7 +114,7 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
     """This server was started for one model and answers with it whatever name it is asked for."""
     url, name, _ = served
     said: list[str] = []
-    collect(
+    collect_rollouts(
         CollectSettings(
             "no/such-model", "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, retries=0
         ),
@@ -133,7 +133,7 @@ def test_a_real_server_that_answers_with_another_model_is_seen_through(served, t
 def test_the_real_server_has_no_completions_and_the_sentence_says_which_api_to_try(served, tmp_path):
     url, name, _ = served
     with pytest.raises(InputError, match=r"or try --api chat"):
-        collect(
+        collect_rollouts(
             CollectSettings(
                 name, "embedded", str(tmp_path / "x.jsonl"), n_tasks=2, n_rollouts=1, url=url, api="completions"
             )

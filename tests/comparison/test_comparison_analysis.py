@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 from synthetic_runs import ITEMS, Level, Planted, line, write_runs
 
-from rollonce.comparison import Analysis, ComparisonSettings, analyse, load_runs
-from rollonce.comparison.curves import first_reach, kaplan_meier_median, ratio_of_means
-from rollonce.comparison.shadow import shadow_ratios
+from rollonce.comparison import Analysis, ComparisonSettings, analyse_comparison, load_finished_runs
+from rollonce.comparison.curves import first_reach_of_level, kaplan_meier_median, ratio_of_means
+from rollonce.comparison.shadow import compute_shadow_ratios
 from rollonce.errors import InputError
-from rollonce.reports.comparison_words import rates_sentence
+from rollonce.reports.comparison_words import learning_rate_sentences
 
 GROUPS = {"group_size": 8, "rollouts_per_step": 32, "learning_rate": 2e-4}
 SEED = (-0.02, 0.0, 0.05)
@@ -38,7 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
             seconds={"sample": 0.5, "grade": 0.1, "advantage": 0.0, "critic": 1.0, "update": 0.4},
         ),
     }
-    return analyse(load_runs(write_runs(tmp_path_factory.mktemp("runs") / "out", arms)))
+    return analyse_comparison(load_finished_runs(write_runs(tmp_path_factory.mktemp("runs") / "out", arms)))
 
 
 def difference(found: Analysis, arm: str):
@@ -48,7 +48,7 @@ def difference(found: Analysis, arm: str):
 def test_levels(found: Analysis) -> None:
     assert found.reference == "flashreinforce"
     assert [a.name for a in found.arms] == ["flashreinforce", "none", "grpo", "critic"]
-    flash = found.arm("flashreinforce")
+    flash = found.summary_of_arm("flashreinforce")
     assert flash.final["sampled"].estimate.value == pytest.approx(0.4 + 0.05 + 0.01)
     assert flash.final["greedy"].estimate.value == pytest.approx(0.56)
     assert flash.by_seed["sampled"] == pytest.approx([0.43, 0.45, 0.50])
@@ -57,7 +57,7 @@ def test_levels(found: Analysis) -> None:
     assert flash.gain.estimate.value == pytest.approx(0.21)
     assert flash.iqm == pytest.approx(0.46)
     assert (flash.tasks_per_step, flash.group_size) == (32, 1)
-    assert (found.arm("grpo").tasks_per_step, found.arm("grpo").group_size) == (4, 8)
+    assert (found.summary_of_arm("grpo").tasks_per_step, found.summary_of_arm("grpo").group_size) == (4, 8)
 
 
 def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> None:
@@ -66,7 +66,7 @@ def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> No
     none = difference(found, "none")
     assert none.paired
     assert none.final["sampled"].estimate.value == pytest.approx(-0.1)
-    assert none.final["sampled"].unknown == "no spread"
+    assert none.final["sampled"].why_no_interval == "no spread"
     assert math.isnan(none.smallest)
     assert none.seeds_needed is None
     # Groups of 8 meet other tasks: not paired, so the seeds' spread is in the interval.
@@ -83,7 +83,9 @@ def test_paired_by_seed_where_a_seed_means_the_same_tasks(found: Analysis) -> No
 @pytest.mark.parametrize(("pairing", "paired"), [("none", False), ("seed", True), ("auto", True)])
 def test_pairing_can_be_said(pairing: str, paired: bool, tmp_path: Path) -> None:
     arms = {"flashreinforce": Planted(seeded(0.4)), "none": Planted(seeded(0.3))}
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(pairing=pairing))
+    found = analyse_comparison(
+        load_finished_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(pairing=pairing)
+    )
     assert found.differences[0].paired is paired
 
 
@@ -117,23 +119,23 @@ def test_families_that_vary(tmp_path: Path) -> None:
         return seeded(0.4)(seed, step, item) + ((0.2 + 0.01 * (seed - 1)) * step / 40 if item % 2 else 0.0)
 
     arms = {"flashreinforce": Planted(seeded(0.4)), "critic": Planted(above)}
-    first, second = analyse(load_runs(write_runs(tmp_path / "out", arms))).families
+    first, second = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", arms))).families
     assert math.isnan(first.cells["critic"].p_holm)
     assert second.cells["critic"].p_holm == pytest.approx(2 * 2 * stats.t.sf(0.2 * math.sqrt(3) / 0.01, 2))  # two cells
 
 
 def test_time(found: Analysis) -> None:
-    critic = found.arm("critic").times
+    critic = found.summary_of_arm("critic").times
     assert critic.total.value == pytest.approx(80.0)
     assert critic.per_step["critic"] == pytest.approx(1.0)
     assert critic.shares["critic"] == pytest.approx(0.5)
     assert critic.ratio.value == pytest.approx(2.0)
-    assert math.isnan(found.arm("flashreinforce").times.ratio.value)
+    assert math.isnan(found.summary_of_arm("flashreinforce").times.ratio.value)
     assert found.clock == "cpu"
 
 
 def test_area_under_a_straight_line_is_its_middle(found: Analysis) -> None:
-    flash = found.arm("flashreinforce")
+    flash = found.summary_of_arm("flashreinforce")
     assert flash.area.estimate.value == pytest.approx((0.25 + 0.46) / 2)
     assert difference(found, "none").area.estimate.value == pytest.approx(-0.05)
     assert [p.step for p in flash.curve] == [0, 20, 40]
@@ -166,8 +168,8 @@ def test_reach_half_way(found: Analysis) -> None:
 
 def test_reach_of_a_given_level_and_of_none(found: Analysis, tmp_path: Path) -> None:
     flat = write_runs(tmp_path / "flat", {"none": Planted(line(0.3, 0.3)), "loo": Planted(line(0.3, 0.4))})
-    assert analyse(load_runs(flat)).reach is None  # the reference gains nothing
-    asked = analyse(load_runs(flat), ComparisonSettings(level=0.35)).reach
+    assert analyse_comparison(load_finished_runs(flat)).reach is None  # the reference gains nothing
+    asked = analyse_comparison(load_finished_runs(flat), ComparisonSettings(level=0.35)).reach
     assert asked is not None
     assert asked.rollouts["none"].n_reached == 0
     assert asked.rollouts["loo"].median == pytest.approx(640)
@@ -175,9 +177,9 @@ def test_reach_of_a_given_level_and_of_none(found: Analysis, tmp_path: Path) -> 
 
 def test_first_reach_and_kaplan_meier() -> None:
     x = np.array([0.0, 10.0, 20.0])
-    assert first_reach(x, np.array([0.5, 0.1, 0.1]), 0.4) == (0.0, True)
-    assert first_reach(x, np.array([0.1, 0.3, 0.2]), 0.25) == (7.5, True)
-    assert first_reach(x, np.array([0.1, 0.2, 0.2]), 0.25) == (20.0, False)
+    assert first_reach_of_level(x, np.array([0.5, 0.1, 0.1]), 0.4) == (0.0, True)
+    assert first_reach_of_level(x, np.array([0.1, 0.3, 0.2]), 0.25) == (7.5, True)
+    assert first_reach_of_level(x, np.array([0.1, 0.2, 0.2]), 0.25) == (20.0, False)
     # Censored before the first event: of 4 at risk at 5 one goes (.75), of 2 at 8 one (.375): the median is 8.
     assert kaplan_meier_median([5, 6, 8, 9, 4], [True, False, True, False, False]) == 8
     assert kaplan_meier_median([5.0, 6.0, 7.0], [True, False, False]) == math.inf
@@ -214,7 +216,9 @@ def test_a_run_that_ended_badly_never_reaches_the_level(tmp_path: Path) -> None:
         "flashreinforce": Planted(line(0.2, 0.4)),
         "hot": Planted(line(0.2, 0.32), ends={0: ("collapsed", 20), 1: ("nan", 20)}),
     }
-    reach = analyse(load_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(level=0.3)).reach
+    reach = analyse_comparison(
+        load_finished_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(level=0.3)
+    ).reach
     assert reach is not None
     for table, scale in ((reach.rollouts, 32), (reach.seconds, 1)):
         assert table["flashreinforce"].median == pytest.approx(20 * scale)
@@ -233,25 +237,25 @@ def test_shadow_ratios_are_cumulated_not_averaged(tmp_path: Path) -> None:
         "flat": 0.2,
         "better": lambda step: 0.3 if step % 2 else 0.05,
     }
-    runs = load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3), shadow=shadow)}))
-    ratios = shadow_ratios(runs.arms["none"], "loo")
+    runs = load_finished_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3), shadow=shadow)}))
+    ratios = compute_shadow_ratios(runs.arms["none"], "loo")
     assert set(ratios) == {"flat", "better"}
     assert ratios["flat"].value == pytest.approx(1.0)
     assert ratios["better"].value == pytest.approx(0.4 / 0.35)
     # 40 steps in blocks of 4: each block is alike, so nothing is uncertain.
     assert (ratios["better"].low, ratios["better"].high) == pytest.approx((0.4 / 0.35, 0.4 / 0.35))
-    found = analyse(runs)
+    found = analyse_comparison(runs)
     assert found.loo == "loo"
     assert found.shadow["better"].value == pytest.approx(0.4 / 0.35)
 
 
 def test_shadow_intervals_cover(tmp_path: Path) -> None:
-    from rollonce.comparison.shadow import _jackknife
+    from rollonce.comparison.shadow import _jackknife_ratio
 
     rng, inside, n = np.random.default_rng(3), 0, 400
     for _ in range(n):
         blocks = rng.gamma(20, 1 / 20, (30, 2)) * np.array([0.25, 0.2])
-        e = _jackknife(blocks)
+        e = _jackknife_ratio(blocks)
         inside += e.low <= 1.25 <= e.high
     assert 0.92 <= inside / n <= 0.98
 
@@ -275,7 +279,7 @@ def test_learning_rates_are_chosen_on_the_holdout_and_reported_on_test(tmp_path:
     arms = grid(
         {1e-4: (0.3, 0.25), 2e-4: (0.4, 0.5), 1e-3: (0.5, 0.3)}, **{"critic@0.001": {"ends": {0: ("collapsed", 20)}}}
     )
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", arms)))
     assert [a.name for a in found.arms] == ["flashreinforce", "critic"]
     assert [a.rate for a in found.arms] == [2e-4, 2e-4]
     assert "hold-out" in found.arms[0].how
@@ -332,7 +336,7 @@ def test_rates_are_compared_over_the_seeds_they_share(seeds: dict, rate: float, 
     }
     root = write_runs(tmp_path / "out", arms)
     leave_only(root, seeds)
-    found = analyse(load_runs(root))
+    found = analyse_comparison(load_finished_runs(root))
     assert (found.arms[0].rate, found.arms[0].how) == (rate, how)
 
 
@@ -345,7 +349,7 @@ def test_holm_over_the_arms_of_a_grid(tmp_path: Path) -> None:
         for name, low in (("flashreinforce", 0.0), ("lower", 0.025), ("alike", 0.001))
         for r in (1e-4, 1e-3)
     }
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", arms)))
     # Welch over seeds of sd .01: se = .01 sqrt(2 / 3), 4 degrees of freedom; t = 3.06 and 0.12, p = .038 and .91.
     p = [2 * stats.t.sf(gap / (0.01 * math.sqrt(2 / 3)), 4) for gap in (0.025, 0.001)]
     assert p[0] < 0.05 < 2 * p[0]
@@ -354,7 +358,7 @@ def test_holm_over_the_arms_of_a_grid(tmp_path: Path) -> None:
     assert lower.against_reference.p == pytest.approx(p[0])
     assert lower.against_reference.estimate.high < 0  # its own interval, not corrected
     assert (lower.p_holm, alike.p_holm) == pytest.approx((2 * p[0], p[1]))
-    assert "no difference shown to flashreinforce (Holm's correction over 2 arms)" in rates_sentence(found)[1]
+    assert "no difference shown to flashreinforce (Holm's correction over 2 arms)" in learning_rate_sentences(found)[1]
 
 
 def test_without_a_holdout_the_middle_rate_stands_for_the_arm(tmp_path: Path) -> None:
@@ -362,7 +366,7 @@ def test_without_a_holdout_the_middle_rate_stands_for_the_arm(tmp_path: Path) ->
         name: Planted(p.level, entry=p.entry)
         for name, p in grid({1e-4: (0.3, 0), 2e-4: (0.4, 0), 1e-3: (0.5, 0)}).items()
     }
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms)))
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", arms)))
     assert [a.rate for a in found.arms] == [2e-4, 2e-4]
     assert "no hold-out" in found.arms[0].how
 
@@ -373,7 +377,7 @@ def test_ending_below_the_start_is_a_collapse(tmp_path: Path) -> None:
         "loo": Planted(line(0.3, 0.26)),
         "hot": Planted(line(0.3, 0.3), ends={1: ("nan", 20)}),
     }
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(drop=0.05))
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", arms)), ComparisonSettings(drop=0.05))
     assert [a.n_collapsed for a in found.arms] == [3, 0, 1]
     assert any("hot seed 1 (nan" in note for note in found.notes)
 
@@ -389,7 +393,9 @@ def test_a_drop_within_the_noise_of_the_items_is_no_collapse(tmp_path: Path) -> 
         )
 
     arms = {"none": Planted(changes(10, 7)), "loo": Planted(changes(18, 0))}
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms, items=items)), ComparisonSettings(drop=0.05))
+    found = analyse_comparison(
+        load_finished_runs(write_runs(tmp_path / "out", arms, items=items)), ComparisonSettings(drop=0.05)
+    )
     assert [arm.name for arm in found.arms] == ["none", "loo"]
     assert [arm.n_collapsed for arm in found.arms] == [0, 3]
 
@@ -397,24 +403,29 @@ def test_a_drop_within_the_noise_of_the_items_is_no_collapse(tmp_path: Path) -> 
 def test_seeds_that_only_one_arm_has(tmp_path: Path) -> None:
     root = write_runs(tmp_path / "out", {"flashreinforce": Planted(seeded(0.4)), "none": Planted(seeded(0.3))})
     (root / "runs/none/seed2/result.json").unlink()
-    found = analyse(load_runs(root))
+    found = analyse_comparison(load_finished_runs(root))
     assert found.differences[0].final["sampled"].n_seeds == 2
     assert found.differences[0].final["sampled"].estimate.value == pytest.approx(-0.1)  # seeds 0 and 1 of both
-    assert found.arm("flashreinforce").final["sampled"].estimate.value == pytest.approx(0.46)  # all of its own
+    assert found.summary_of_arm("flashreinforce").final["sampled"].estimate.value == pytest.approx(
+        0.46
+    )  # all of its own
     assert any("only one of the two arms" in note for note in found.notes)
 
 
 def test_the_reference_of_compare_json(tmp_path: Path) -> None:
     arms = {"flashreinforce": Planted(line(0.2, 0.3)), "grpo": Planted(line(0.2, 0.4), entry=GROUPS)}
     root = write_runs(tmp_path / "out", arms, config={"reference": "grpo"})
-    found = analyse(load_runs(root))
+    found = analyse_comparison(load_finished_runs(root))
     assert found.reference == "grpo"
-    assert analyse(load_runs(root), ComparisonSettings(reference="flashreinforce")).reference == "flashreinforce"
+    assert (
+        analyse_comparison(load_finished_runs(root), ComparisonSettings(reference="flashreinforce")).reference
+        == "flashreinforce"
+    )
 
 
 def test_one_seed_says_so(tmp_path: Path) -> None:
-    found = analyse(
-        load_runs(
+    found = analyse_comparison(
+        load_finished_runs(
             write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3)), "loo": Planted(line(0.2, 0.4))}, seeds=[0])
         )
     )
@@ -427,7 +438,7 @@ def test_wall_clock_where_the_policy_is_not_on_the_cpu(tmp_path: Path) -> None:
     root = write_runs(
         tmp_path / "out", {"none": Planted(line(0.2, 0.3))}, config={"config": {"policy": {"device": "cuda"}}}
     )
-    found = analyse(load_runs(root))
+    found = analyse_comparison(load_finished_runs(root))
     assert found.clock == "wall"
     assert found.arms[0].times.total.value == pytest.approx(80.0)
 
@@ -435,10 +446,12 @@ def test_wall_clock_where_the_policy_is_not_on_the_cpu(tmp_path: Path) -> None:
 def test_without_shadow_families_greedy_and_entries(tmp_path: Path) -> None:
     arm = Planted(line(0.2, 0.3), shadow={}, entry={})
     items = [("", task) for _, task in ITEMS]
-    found = analyse(load_runs(write_runs(tmp_path / "out", {"none": arm, "loo": arm}, items=items, greedy=False)))
+    found = analyse_comparison(
+        load_finished_runs(write_runs(tmp_path / "out", {"none": arm, "loo": arm}, items=items, greedy=False))
+    )
     assert (found.modes, found.families, found.shadow, found.loo, found.rates) == (("sampled",), [], {}, "", [])
     assert math.isnan(found.arms[0].rate)
-    assert found.differences[0].final["sampled"].unknown == "no spread"
+    assert found.differences[0].final["sampled"].why_no_interval == "no spread"
 
 
 @pytest.mark.parametrize(
@@ -458,9 +471,9 @@ def test_without_shadow_families_greedy_and_entries(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_are_sentences(bad: dict, tmp_path: Path) -> None:
-    runs = load_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}))
+    runs = load_finished_runs(write_runs(tmp_path / "out", {"none": Planted(line(0.2, 0.3))}))
     with pytest.raises(InputError):
-        analyse(runs, ComparisonSettings(**bad))
+        analyse_comparison(runs, ComparisonSettings(**bad))
 
 
 def test_json_has_no_nan(found: Analysis) -> None:

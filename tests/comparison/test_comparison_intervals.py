@@ -13,14 +13,14 @@ from rollonce.comparison.intervals import (
     Components,
     Crossed,
     bootstrap_difference,
+    count_seeds_needed,
     crossed_difference,
     crossed_mean,
-    holm,
+    holm_adjusted_p_values,
     interquartile_mean,
     mean_over_seeds,
     probability_of_improvement,
-    seeds_needed,
-    share,
+    share_with_interval,
     smallest_difference,
 )
 
@@ -86,16 +86,16 @@ def test_a_table_without_spread_proves_nothing(first: float, second: float, pair
     found = crossed_difference(np.full((2, 2), first), np.full((2, 2), second), paired=paired)
     assert found.estimate.value == first - second
     assert all(map(math.isnan, (found.estimate.low, found.estimate.high, found.p, found.se, *found.components)))
-    assert found.unknown == "no spread"
+    assert found.why_no_interval == "no spread"
     boot = bootstrap_difference(np.full((2, 2), first), np.full((2, 2), second), paired, exact=found, resamples=100)
     assert all(map(math.isnan, (boot.mean.low, boot.mean.high, boot.iqm.low, boot.iqm.high)))
-    assert holm([found.p, 0.01])[1] == 0.02  # it counts as a comparison all the same
+    assert holm_adjusted_p_values([found.p, 0.01])[1] == 0.02  # it counts as a comparison all the same
 
 
 def test_why_there_is_no_interval() -> None:
-    assert crossed_mean(np.ones((1, 5))).unknown == "one seed"
-    assert crossed_mean(np.array([[0.0], [1.0], [1.0]])).unknown == "one item"
-    assert crossed_mean(np.array([[0.0, 2.0], [2.0, 6.0]])).unknown == ""
+    assert crossed_mean(np.ones((1, 5))).why_no_interval == "one seed"
+    assert crossed_mean(np.array([[0.0], [1.0], [1.0]])).why_no_interval == "one item"
+    assert crossed_mean(np.array([[0.0, 2.0], [2.0, 6.0]])).why_no_interval == ""
 
 
 # Coverage
@@ -224,19 +224,19 @@ def test_probability_of_improvement_covers(n_seeds: int, shift: float) -> None:
 
 
 def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    got = holm([0.02, math.nan, 0.3])
+    assert holm_adjusted_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    got = holm_adjusted_p_values([0.02, math.nan, 0.3])
     assert got[0] == pytest.approx(0.06)  # three comparisons, one of which has no p
     assert math.isnan(got[1])
     assert got[2] == pytest.approx(0.6)
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm_adjusted_p_values([0.9, 0.8]) == [1.0, 1.0]
 
 
 def test_share_is_exact() -> None:
-    found, theirs = share(1, 8), stats.binomtest(1, 8).proportion_ci(method="exact")
+    found, theirs = share_with_interval(1, 8), stats.binomtest(1, 8).proportion_ci(method="exact")
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high))
-    assert share(0, 3).low == 0.0
-    assert share(3, 3).high == 1.0
+    assert share_with_interval(0, 3).low == 0.0
+    assert share_with_interval(3, 3).high == 1.0
 
 
 # Seeds needed
@@ -249,7 +249,7 @@ def test_smallest_difference_by_hand() -> None:
     want = (stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8)) * 0.02 / 3
     assert smallest_difference(parts, 9, 100, paired=True) == pytest.approx(want)
     # The number of seeds is the least that gets there.
-    n = seeds_needed(parts, 100, want, paired=True)
+    n = count_seeds_needed(parts, 100, want, paired=True)
     assert n == 9
     assert smallest_difference(parts, 8, 100, paired=True) > want
 
@@ -260,22 +260,22 @@ def test_the_level_is_shared_among_the_arms() -> None:
     want = (stats.t.ppf(1 - 0.00625, 8) + stats.t.ppf(0.8, 8)) * 0.02 / 3
     assert smallest_difference(parts, 9, 100, paired=True, arms=4) == pytest.approx(want)
     assert want > smallest_difference(parts, 9, 100, paired=True)
-    assert seeds_needed(parts, 100, want, paired=True, arms=4) == 9
-    assert seeds_needed(parts, 100, want, paired=True) < 9
+    assert count_seeds_needed(parts, 100, want, paired=True, arms=4) == 9
+    assert count_seeds_needed(parts, 100, want, paired=True) < 9
 
 
 def test_items_alone_can_forbid_it() -> None:
     # sd 0.5 an item, 100 items: se 0.05 however many seeds; (1.98 + 0.84) * 0.05 = 0.14.
     parts = Components(0.0001, 0.25, 0.1)
-    assert seeds_needed(parts, 100, 0.02, paired=True) is None
-    assert seeds_needed(parts, 100, 0.2, paired=True) is not None
+    assert count_seeds_needed(parts, 100, 0.02, paired=True) is None
+    assert count_seeds_needed(parts, 100, 0.2, paired=True) is not None
 
 
 def test_the_promised_power_is_had() -> None:
     rng, n_items = np.random.default_rng(9), 150
     seed_sd, rest_sd, true = 0.02, 0.4, 0.03
     parts = Components(2 * seed_sd**2, 0.0, 2 * rest_sd**2)
-    n_seeds = seeds_needed(parts, n_items, true, paired=True)
+    n_seeds = count_seeds_needed(parts, n_items, true, paired=True)
     assert n_seeds is not None
     told, n = 0, 400
     for _ in range(n):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from synthetic_runs import ITEMS, Planted, line, write_lines, write_runs
 
-from rollonce.comparison import analyse, load_runs
+from rollonce.comparison import analyse_comparison, load_finished_runs
 from rollonce.errors import InputError
 
 
@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_whole_directory(root: Path) -> None:
-    runs = load_runs(root)
+    runs = load_finished_runs(root)
     assert {name: [r.seed for r in some] for name, some in runs.arms.items()} == {
         "flashreinforce": [0, 1, 2],
         "none": [0, 1, 2],
@@ -32,17 +32,17 @@ def test_a_whole_directory(root: Path) -> None:
     run = runs.arms["flashreinforce"][0]
     assert run.series["sampled", "test"].at_E.tolist() == [0, 20, 40]
     assert run.series["sampled", "test"].levels_EI[1] == pytest.approx(np.full(20, 0.3))
-    assert run.final("greedy", "test") == pytest.approx(np.full(20, 0.5))
-    assert run.total_at(run.metrics.rollouts_T, np.array([0, 20, 40])).tolist() == [0, 640, 1280]
-    assert run.metrics.seconds_T("cpu")[-1] == pytest.approx(40.0)
-    assert run.metrics.seconds_T("wall")[-1] == pytest.approx(80.0)
+    assert run.final_item_levels("greedy", "test") == pytest.approx(np.full(20, 0.5))
+    assert run.cumulative_total_at(run.metrics.rollouts_T, np.array([0, 20, 40])).tolist() == [0, 640, 1280]
+    assert run.metrics.cumulative_seconds_T("cpu")[-1] == pytest.approx(40.0)
+    assert run.metrics.cumulative_seconds_T("wall")[-1] == pytest.approx(80.0)
 
 
 def test_repeats_are_averaged(root: Path) -> None:
     for path in root.glob("runs/*/*/evaluations/*.jsonl"):
         rows = [json.loads(x) for x in path.read_text().splitlines()]
         write_lines(path, [r | {"repeat": k, "reward": float(k)} for r in rows for k in (0, 1, 1 + 1)])
-    assert load_runs(root).arms["none"][0].final("sampled", "test") == pytest.approx(np.ones(20))
+    assert load_finished_runs(root).arms["none"][0].final_item_levels("sampled", "test") == pytest.approx(np.ones(20))
 
 
 def break_file(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
@@ -106,7 +106,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_an_odd_run_is_named_and_left_out(kind: str, root: Path) -> None:
     act, reason = ODD[kind]
     act(root / "runs" / "flashreinforce" / "seed1")
-    runs = load_runs(root)
+    runs = load_finished_runs(root)
     assert [r.seed for r in runs.arms["flashreinforce"]] == [0, 2]
     assert [r.seed for r in runs.arms["none"]] == [0, 1, 2]
     (left,) = runs.left_out
@@ -118,7 +118,7 @@ def test_empty_evaluations_on_the_way_are_passed_over(root: Path) -> None:
     # As runs with tasks.holdout = 0 left them: every evaluation but the first and the last had nothing to evaluate.
     for path in root.glob("runs/*/*/evaluations/step_000020.jsonl"):
         path.write_text("")
-    runs = load_runs(root)
+    runs = load_finished_runs(root)
     assert runs.left_out == []
     assert runs.arms["none"][0].series["sampled", "test"].at_E.tolist() == [0, 40]
 
@@ -127,7 +127,7 @@ def test_an_arm_without_any_run_and_one_too_many(root: Path) -> None:
     for seed in (0, 1, 2):
         (root / "runs" / "none" / f"seed{seed}" / "result.json").unlink()
     (root / "runs" / "stranger" / "seed0").mkdir(parents=True)
-    runs = load_runs(root)
+    runs = load_finished_runs(root)
     assert list(runs.arms) == ["flashreinforce"]
     assert [(x.arm, x.seed) for x in runs.left_out] == [
         ("none", "0"),
@@ -142,16 +142,16 @@ def test_a_run_that_collapsed_counts_with_what_it_ended_with(tmp_path: Path) -> 
         "flashreinforce": Planted(line(0.2, 0.4)),
         "hot": Planted(line(0.2, 0.0), ends={1: ("collapsed", 30), 2: ("nan", 25)}),
     }
-    runs = load_runs(write_runs(tmp_path / "out", arms))
+    runs = load_finished_runs(write_runs(tmp_path / "out", arms))
     assert runs.left_out == []
-    levels = [r.final("sampled", "test").mean() for r in runs.arms["hot"]]
+    levels = [r.final_item_levels("sampled", "test").mean() for r in runs.arms["hot"]]
     assert levels == pytest.approx([0.0, 0.05, 0.075])
-    assert [r.ended_badly for r in runs.arms["hot"]] == [False, True, True]
+    assert [r.has_ended_badly for r in runs.arms["hot"]] == [False, True, True]
     # Without an evaluation after the accident, zeros stand for it: the last one before would hide it.
     (tmp_path / "out/runs/hot/seed2/evaluations/step_000025.jsonl").unlink()
-    run = load_runs(tmp_path / "out").arms["hot"][2]
+    run = load_finished_runs(tmp_path / "out").arms["hot"][2]
     assert run.stood_in
-    assert run.final("sampled", "test").tolist() == [0.0] * 20
+    assert run.final_item_levels("sampled", "test").tolist() == [0.0] * 20
     assert run.series["sampled", "test"].at_E.tolist() == [0, 20, 25]
 
 
@@ -161,12 +161,12 @@ def test_nan_in_metrics_is_no_reason_to_leave_a_nan_run_out(tmp_path: Path) -> N
     )
     path = root / "runs/hot/seed1/metrics.jsonl"
     path.write_text(path.read_text().replace('"loss": 0.0', '"loss": NaN'))
-    assert load_runs(root).left_out == []
+    assert load_finished_runs(root).left_out == []
 
 
 def test_a_holdout_along_the_way_and_test_items_at_both_ends(tmp_path: Path) -> None:
     arm = Planted(line(0.2, 0.4), holdout=line(0.1, 0.5))
-    runs = load_runs(write_runs(tmp_path / "out", {"none": arm}, along="holdout", every=10))
+    runs = load_finished_runs(write_runs(tmp_path / "out", {"none": arm}, along="holdout", every=10))
     assert (runs.final_split, runs.curve_split) == ("test", "holdout")
     run = runs.arms["none"][0]
     assert run.series["sampled", "holdout"].at_E.tolist() == [0, 10, 20, 30, 40]
@@ -183,11 +183,11 @@ def test_a_run_without_the_holdout_that_others_curves_are_of(tmp_path: Path) -> 
     ).iterdir():  # evaluated on the test items alone, at its start and its end
         rows = [json.loads(x) for x in path.read_text().splitlines()]
         write_lines(path, [r for r in rows if r.get("split") != "holdout"])
-    runs = load_runs(root)
+    runs = load_finished_runs(root)
     assert [(x.arm, x.seed) for x in runs.left_out] == [("none", "1")]
     assert "no evaluation of the hold-out items" in runs.left_out[0].reason
     assert runs.curve_split == "holdout"
-    assert [p.step for p in analyse(runs).arms[0].curve] == [0, 10, 20, 30, 40]
+    assert [p.step for p in analyse_comparison(runs).arms[0].curve] == [0, 10, 20, 30, 40]
 
 
 def test_a_holdout_that_few_runs_have_makes_no_curves(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_holdout_that_few_runs_have_makes_no_curves(tmp_path: Path) -> None:
         "none": Planted(line(0.2, 0.3)),
         "loo": Planted(line(0.2, 0.3)),
     }
-    runs = load_runs(write_runs(tmp_path / "out", arms, along="holdout", every=10))
+    runs = load_finished_runs(write_runs(tmp_path / "out", arms, along="holdout", every=10))
     assert (runs.left_out, runs.curve_split) == ([], "test")
-    assert [p.step for p in analyse(runs).arms[0].curve] == [0, 40]
+    assert [p.step for p in analyse_comparison(runs).arms[0].curve] == [0, 40]
 
 
 def test_a_run_that_shares_no_step_with_the_others(tmp_path: Path) -> None:
@@ -211,10 +211,10 @@ def test_a_run_that_shares_no_step_with_the_others(tmp_path: Path) -> None:
     for path in root.glob("runs/*/*/evaluations/step_000000.jsonl"):
         path.unlink()
     (root / "runs/short/seed1/evaluations/step_000020.jsonl").unlink()
-    runs = load_runs(root)
+    runs = load_finished_runs(root)
     assert [(x.arm, x.seed) for x in runs.left_out] == [("short", "1")]
     assert "not evaluated on the test items at step 20, as 8 others were" in runs.left_out[0].reason
-    assert [p.step for p in analyse(runs).arms[0].curve] == [20, 40]
+    assert [p.step for p in analyse_comparison(runs).arms[0].curve] == [20, 40]
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def test_a_bad_directory_is_a_sentence(content: str | None, word: str, root: Pat
     if content is not None:
         (root / "compare.json").write_text(content)
     with pytest.raises(InputError) as error:
-        load_runs(root)
+        load_finished_runs(root)
     assert word in str(error.value)
 
 
 def test_nothing_to_compare_is_a_sentence(root: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such directory"):
-        load_runs(tmp_path / "nowhere")
+        load_finished_runs(tmp_path / "nowhere")
     for path in root.glob("runs/*/*/result.json"):
         path.unlink()
     with pytest.raises(InputError, match=r"no run in it can be used yet .*has not finished"):
-        load_runs(root)
+        load_finished_runs(root)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Batch
-from rollonce.experiments.advantages import baseline_of
+from rollonce.experiments.advantages import make_advantage_baseline
 from rollonce.experiments.derive import ExperimentSettings, derive_settings
 from rollonce.experiments.engine import (
     Answer,
@@ -28,15 +28,15 @@ from rollonce.experiments.engine import (
     largest_difference,
 )
 from rollonce.experiments.ledger import Ledger
-from rollonce.experiments.loading import LoadedSpec, load_spec
+from rollonce.experiments.loading import LoadedSpec, load_specification
 from rollonce.experiments.preflight import OwnPath
 from rollonce.experiments.run import ExperimentRun
 from rollonce.experiments.spec import ArmSpec, Spec
-from rollonce.tasks import Task, TaskSet, grader_by_name
+from rollonce.tasks import Task, TaskSet, find_grader_by_name
 
 SPECS = Path(__file__).parents[2] / "specs"
 SEED_SPEC = SPECS / "gs1_vs_grpo_gsm8k.spec.json"
-EXACT = grader_by_name("exact")
+EXACT = find_grader_by_name("exact")
 
 
 def small_spec(**changes: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def write_spec(folder: Path, document: dict[str, Any], name: str = "small.spec.j
     """On disk, and loaded."""
     path = folder / name
     path.write_text(json.dumps(document))
-    return load_spec(path)
+    return load_specification(path)
 
 
 def colour_tasks(n: int, start: int, name: str) -> TaskSet:
@@ -107,10 +107,10 @@ class FakeEngine:
         self.adapter_change: dict[str, Any] = {}
         self.slow_items: set[str] = set()
 
-    def identity(self) -> dict[str, Any]:
+    def describe_identity(self) -> dict[str, Any]:
         return {"engine": "fake"}
 
-    def tasks(self) -> ExperimentTasks:
+    def load_experiment_tasks(self) -> ExperimentTasks:
         train, calibration, test = (
             colour_tasks(40, 0, "train"),
             colour_tasks(32, 1000, "cal"),
@@ -123,11 +123,11 @@ class FakeEngine:
     def reward(self, task: Task, *seed: object) -> float:
         return float(chance(task.id, *seed) < (self.easy if task.prompt.startswith("red") else self.hard))
 
-    def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+    def sample_task_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         self.tick("sample")
         return [[Answer(self.reward(t, seed, k), False, 3) for k in range(group_size)] for t in tasks]
 
-    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+    def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         return [len(p.split()) for p in prompts]
 
     def _start(self, arm: ArmSpec, prompts: Sequence[str]) -> list[list[float]]:
@@ -136,14 +136,14 @@ class FakeEngine:
     def _adam(self, arm: ArmSpec) -> dict[str, Any]:
         return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "learning_rate": arm.lr} | self.optimizer_change
 
-    def fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+    def measure_fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
         return FreshClient(self._start(arm, prompts), {"lora_rank": None, "seed": arm.seed} | self.adapter_change)
 
-    def probe_arm(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+    def probe_arm_training(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
         self.tick(f"probe {arm.name} {len(tasks)}")
         return Probe(len(tasks), 3 * len(tasks), 0.1, 0.0, self._adam(arm) | self.probe_change, 0.01)
 
-    def train_arm(
+    def train_or_resume_arm(
         self,
         arm: ArmSpec,
         steps: int,
@@ -160,9 +160,9 @@ class FakeEngine:
             if difference is None or difference > start.atol:
                 raise StageFailed(f"the training client of {arm.name} starts elsewhere")
         name = directory.relative_to(ledger.directory).as_posix()
-        log, train = f"{name}/log.jsonl", self.tasks().train
-        baseline = baseline_of(self.spec, arm.advantage).fit(train.prompts)
-        done = len(list(ledger.read(log)))
+        log, train = f"{name}/log.jsonl", self.load_experiment_tasks().train
+        baseline = make_advantage_baseline(self.spec, arm.advantage).fit(train.prompts)
+        done = len(list(ledger.read_noted_lines(log)))
         for step in range(done + 1, steps + 1):
             self.tick(f"train {arm.name} {step}")
             order = np.random.default_rng([arm.seed, step]).permutation(len(train))[: arm.groups_per_batch]
@@ -183,11 +183,11 @@ class FakeEngine:
                 response_tokens=3 * len(tasks),
                 prompt_tokens=7 * len(tasks),
             )
-            ledger.append(log, row._asdict())
+            ledger.append_noted_line(log, row._asdict())
             progress(arm.name, "steps", step, steps)
         (directory / "weights").write_text(arm.name)
         optimizer = {k: [v] for k, v in self._adam(arm).items()}
-        rows = [StepLog(**row) for row in ledger.read(log)]
+        rows = [StepLog(**row) for row in ledger.read_noted_lines(log)]
         weights = str(directory / "weights")
         compared = 0.0 if self.compares_its_start and start is not None else None
         return TrainedArm(rows, weights, f"fake {arm.name}", [], optimizer, compared, [weights])

@@ -18,14 +18,14 @@ import numpy  # noqa: F401
 import torch  # noqa: F401
 
 from rollonce.experiments import evaluate, gates, ledger
-from rollonce.experiments.files import read_lines
-from rollonce.experiments.loading import load_spec
+from rollonce.experiments.files import read_finished_lines
+from rollonce.experiments.loading import load_specification
 from rollonce.experiments.records import Chain, locked_directory
 from rollonce.experiments.stages import before_spending, run_experiment
 
 gates.N_BATCHES, gates.RESAMPLES, evaluate.ROWS = 50, 0, 6
 # Kills are about the records, not about what the preflight computes, which test_experiment_preflight.py looks at.
-before_spending.run_preflight = lambda *a: {"passed": True, "paths": [], "forced": []}
+before_spending.run_correctness_preflight = lambda *a: {"passed": True, "paths": [], "forced": []}
 
 
 class Clock:
@@ -42,7 +42,7 @@ class Clock:
 
 def attempt(spec: Path, directory: Path, die_at: int | None) -> None:
     clock = Clock(die_at)
-    real = Chain.append
+    real = Chain.append_stage_record
 
     def append(self: Chain, *args: object, **named: object) -> object:
         clock("before a record")
@@ -50,16 +50,16 @@ def attempt(spec: Path, directory: Path, die_at: int | None) -> None:
         clock("after a record")
         return record
 
-    Chain.append = append  # type: ignore[method-assign]
-    write = ledger.append_line
+    Chain.append_stage_record = append  # type: ignore[method-assign]
+    write = ledger.append_json_line
 
     def append_line(path: Path, value: object) -> None:
         write(path, value)
         clock("a line written and not noted")
 
-    ledger.append_line = append_line
+    ledger.append_json_line = append_line
     with locked_directory(directory):
-        run, _ = fakes.open_run(load_spec(spec), directory, clock)
+        run, _ = fakes.open_run(load_specification(spec), directory, clock)
         outcome = run_experiment(run)
     (directory / "end.json").write_text(json.dumps([outcome.code, outcome.sentence, clock.count]))
 
@@ -109,8 +109,8 @@ def main() -> None:
         if len(set(stages)) != len(stages):
             results["bad"].append(f"{die_at}: a stage twice: {stages}")
         for arm in ("grpo_g8", "gs1_tfidf_g1"):
-            steps = [row["step"] for row in read_lines(directory / "arms" / arm / "log.jsonl")]
-            items = [row["task_id"] for row in read_lines(directory / "evaluation" / f"{arm}.jsonl")]
+            steps = [row["step"] for row in read_finished_lines(directory / "arms" / arm / "log.jsonl")]
+            items = [row["task_id"] for row in read_finished_lines(directory / "evaluation" / f"{arm}.jsonl")]
             if steps != [1, 2, 3] or len(items) != 24 or len(set(items)) != 24:
                 results["bad"].append(f"{die_at}: {arm} steps {steps}, {len(items)} items")
     print(json.dumps(results))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.experiments.engines.loop import only_what_is_noted
-from rollonce.experiments.engines.recipe import recipe_environment
-from rollonce.experiments.engines.recipe_log import final_checkpoint, recipe_steps
+from rollonce.experiments.engines.loop import discard_unnoted_training
+from rollonce.experiments.engines.recipe import make_recipe_environment
+from rollonce.experiments.engines.recipe_log import find_final_checkpoint, read_recipe_steps
 from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec
 from rollonce.integrations.rows import stable_task_id
@@ -34,24 +34,24 @@ def reopened(ledger: Ledger) -> Ledger:
 def test_a_noted_log_that_was_changed_is_refused(ledger: Ledger) -> None:
     file = ledger.directory / LOG
     file.write_text('{"sampler_path": "tinker://mine"}\n')
-    ledger.note_file(LOG)
+    ledger.note_file_digest(LOG)
     file.write_text('{"sampler_path": "tinker://your"}\n')
     with pytest.raises(InputError, match="was changed or removed since the run left it"):
-        reopened(ledger).check_file(LOG, cut=True)
+        reopened(ledger).check_noted_file(LOG, cut=True)
 
 
 def test_what_grew_on_a_log_after_it_was_noted_is_cut_off(ledger: Ledger) -> None:
     file = ledger.directory / LOG
     file.write_text("one\n")
-    ledger.note_file(LOG)
+    ledger.note_file_digest(LOG)
     file.write_text("one\ntwo\n")
-    reopened(ledger).check_file(LOG, cut=True)
+    reopened(ledger).check_noted_file(LOG, cut=True)
     assert file.read_text() == "one\n"
 
 
 def test_a_log_that_nobody_noted_is_removed(ledger: Ledger) -> None:
     (ledger.directory / LOG).write_text("forged before the run came to it\n")
-    ledger.check_file(LOG, cut=True)
+    ledger.check_noted_file(LOG, cut=True)
     assert not (ledger.directory / LOG).exists()
 
 
@@ -60,19 +60,19 @@ def test_our_own_loop_goes_on_from_its_own_checkpoint_alone(ledger: Ledger, forg
     directory = ledger.directory / "arms/a"
     checkpoint = directory / CHECKPOINT_FILE
     checkpoint.write_bytes(b"weights after step 3")
-    ledger.append(LOG, {"step": 3})
-    ledger.note_file(f"arms/a/{CHECKPOINT_FILE}")
+    ledger.append_noted_line(LOG, {"step": 3})
+    ledger.note_file_digest(f"arms/a/{CHECKPOINT_FILE}")
     if forged is not None:
         checkpoint.write_bytes(forged)
     later = reopened(ledger)
-    remarks = only_what_is_noted(directory, "arms/a", later)
+    remarks = discard_unnoted_training(directory, "arms/a", later)
     if forged is None:
         assert remarks == []
         assert checkpoint.exists()
     else:
         assert "started anew: " in remarks[0]
         assert not directory.exists()
-        assert list(later.read(LOG)) == []
+        assert list(later.read_noted_lines(LOG)) == []
 
 
 def gsm8k(folder: Path, n: int) -> list[str]:
@@ -104,7 +104,7 @@ def test_the_stock_recipes_steps_are_read_from_its_own_logs(tmp_path: Path) -> N
         rows.append({"split": "test", "group_idx": 0, "traj_idx": 0, "total_reward": 9.0})
         write_lines(log / f"iteration_{step:06d}/train_rollout_summaries.jsonl", rows)
     arm = ArmSpec(name="a", advantage="group_mean", group_size=2, groups_per_batch=2, lr=3e-5, seed=0, steps=2)
-    steps = recipe_steps(f"gsm8k:{tmp_path / 'data'}", arm, 2, tmp_path / "arm")
+    steps = read_recipe_steps(f"gsm8k:{tmp_path / 'data'}", arm, 2, tmp_path / "arm")
     assert [s.step for s in steps] == [1, 2]
     assert steps[1].task_ids == [order[2], order[2], order[3], order[3]]
     assert steps[0].rewards == [1.0, 0.0, 0.0, 1.0]
@@ -115,16 +115,16 @@ def test_the_stock_recipes_steps_are_read_from_its_own_logs(tmp_path: Path) -> N
 def test_the_final_checkpoint_is_the_one_that_the_recipe_calls_final(tmp_path: Path) -> None:
     file = tmp_path / "log/checkpoints.jsonl"
     write_lines(file, [{"name": "000059", "sampler_path": "tinker://59", "state_path": "tinker://s59"}])
-    assert final_checkpoint(tmp_path) is None
+    assert find_final_checkpoint(tmp_path) is None
     with file.open("a") as f:
         f.write(json.dumps({"name": "final", "sampler_path": "tinker://a", "state_path": "tinker://b"}) + "\n")
         f.write('{"name": "final", "sampler_path": "tinker://cut sho')
-    assert json.loads(final_checkpoint(tmp_path) or "") == {"sampler": "tinker://a", "state": "tinker://b"}
+    assert json.loads(find_final_checkpoint(tmp_path) or "") == {"sampler": "tinker://a", "state": "tinker://b"}
 
 
 def test_given_files_have_a_datasets_cache_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run trained on the cached rows of another folder: the cache is keyed by paths, not by content."""
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
-    given = recipe_environment("gsm8k:/somewhere", tmp_path)
+    given = make_recipe_environment("gsm8k:/somewhere", tmp_path)
     assert given["HF_DATASETS_CACHE"] == str(tmp_path / "cache")
-    assert "HF_DATASETS_CACHE" not in recipe_environment("gsm8k:hub", tmp_path)
+    assert "HF_DATASETS_CACHE" not in make_recipe_environment("gsm8k:hub", tmp_path)

@@ -20,7 +20,7 @@ from rollonce.experiments.stages import before_spending
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gates, "N_BATCHES", 50)
     monkeypatch.setattr(gates, "RESAMPLES", 0)
-    monkeypatch.setattr(engines, "make_engine", FakeEngine)
+    monkeypatch.setattr(engines, "make_experiment_engine", FakeEngine)
     monkeypatch.chdir(tmp_path)
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -94,7 +94,7 @@ def test_a_full_run_on_tinker_without_the_cookbook_is_refused(
 ) -> None:
     from rollonce.experiments import pins
 
-    monkeypatch.setattr(pins, "package_pin", lambda name: None)
+    monkeypatch.setattr(pins, "make_package_pin", lambda name: None)
     tasks = {"rollonce.tasks": "gsm8k:nowhere", "generation_audit.answer_comparison": "numeric_exact"}
     document = small_spec(**{"rollonce.engine": "cookbook", **tasks})
     path = tmp_path / "t.json"
@@ -169,7 +169,7 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
 
 
 def test_the_real_preflight_is_not_replaced_here() -> None:
-    assert before_spending.run_preflight.__module__ == "rollonce.experiments.preflight"
+    assert before_spending.run_correctness_preflight.__module__ == "rollonce.experiments.preflight"
 
 
 def test_ci_installs_what_the_docs_tell_a_user_to_install() -> None:
@@ -191,7 +191,7 @@ def test_a_fault_of_the_program_is_not_a_failed_gate(
     def broken(*args: object) -> None:
         raise RuntimeError("the engine has a fault")
 
-    monkeypatch.setattr(engines, "make_engine", broken)
+    monkeypatch.setattr(engines, "make_experiment_engine", broken)
     assert main(["run", small(tmp_path), "--out", "run"]) == 70
     assert "a fault of the program" in capsys.readouterr().err
 
@@ -206,12 +206,12 @@ def test_dollars_are_tokens_times_prices() -> None:
     """By hand: 7,292 rollouts read at most 512 and sample at most 512 tokens each, 4,042 of them are trained on with
     1,024; at 1, 10 and 100 dollars per million."""
     from rollonce.experiments.derive import derive_settings
-    from rollonce.experiments.loading import load_spec
-    from rollonce.experiments.plan import largest_cost
-    from rollonce.experiments.prices import parse_price
+    from rollonce.experiments.loading import load_specification
+    from rollonce.experiments.plan import estimate_largest_cost
+    from rollonce.experiments.prices import parse_token_price
 
-    loaded = load_spec(SEED_SPEC)
-    cost = largest_cost(loaded, derive_settings(loaded.spec), parse_price("1,10,100"))
+    loaded = load_specification(SEED_SPEC)
+    cost = estimate_largest_cost(loaded, derive_settings(loaded.spec), parse_token_price("1,10,100"))
     rollouts = 10 + 512 + 292 + 3840 + 2638
     trained = 10 + 192 + 3840
     wanted = (rollouts * 512 * 1 + rollouts * 512 * 10 + trained * 1024 * 100) / 1e6

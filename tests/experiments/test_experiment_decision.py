@@ -10,9 +10,14 @@ from experiment_fakes import SEED_SPEC
 
 from rollonce.errors import InputError
 from rollonce.experiments.decision import decide_verdict, power_statement
-from rollonce.experiments.intervals import betting, empirical_bernstein, hoeffding, mcnemar
-from rollonce.experiments.loading import load_spec
-from rollonce.experiments.spec import Criterion, DecisionRule, metric_span
+from rollonce.experiments.intervals import (
+    betting_interval,
+    empirical_bernstein_interval,
+    exact_mcnemar_test,
+    hoeffding_interval,
+)
+from rollonce.experiments.loading import load_specification
+from rollonce.experiments.spec import Criterion, DecisionRule, compute_metric_span
 
 
 def rule(**changes: object) -> DecisionRule:
@@ -45,7 +50,7 @@ def pair(n: int, both: int, only_treatment: int, only_baseline: int) -> dict[str
 
 
 def test_the_registered_design_has_the_half_width_worked_out_by_hand() -> None:
-    i = hoeffding(np.zeros(1319), -1, 1, 0.05)
+    i = hoeffding_interval(np.zeros(1319), -1, 1, 0.05)
     assert i.high == pytest.approx(2 * math.sqrt(math.log(40) / (2 * 1319)), rel=1e-12)
     assert round(i.high, 4) == 0.0748
 
@@ -73,7 +78,7 @@ def test_the_range_comes_from_bounds_and_weights() -> None:
     c = Criterion(
         id="a", metric="accuracy", bounds=[0.0, 2.0], margin=0.1, weights={"treatment": 0.5, "baseline": -1.0}
     )
-    assert metric_span(c) == (-2.0, 1.0)
+    assert compute_metric_span(c) == (-2.0, 1.0)
     d = decide_verdict(rule(criteria=[c.model_dump()]), {"treatment": np.full(50, 2.0), "baseline": np.zeros(50)})
     width = d.criteria[0].hoeffding.high - d.criteria[0].hoeffding.value
     assert width == pytest.approx(3 * math.sqrt(math.log(40) / 100), rel=1e-12)
@@ -99,7 +104,7 @@ def test_an_impossible_design_is_called_so() -> None:
 
 
 def test_the_power_statement_of_the_requests_file() -> None:
-    (line,) = power_statement(load_spec(SEED_SPEC).spec.decision_rule, 1319)
+    (line,) = power_statement(load_specification(SEED_SPEC).spec.decision_rule, 1319)
     assert "half-width 0.0748" in line
     assert "at least 2.5 points better (net +33 items)" in line
 
@@ -142,7 +147,7 @@ def test_empirical_bernstein_is_the_formula() -> None:
     d = np.array([1.0, -1.0, 0.0, 0.0] * 100)
     v, n, log = d.var(ddof=1), 400, math.log(80)
     wanted = math.sqrt(2 * v * log / n) + 7 * 2 * log / (3 * (n - 1))
-    assert empirical_bernstein(d, -1, 1, 0.05).high == pytest.approx(wanted, rel=1e-12)
+    assert empirical_bernstein_interval(d, -1, 1, 0.05).high == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("q", [0.03, 0.2])
@@ -152,7 +157,11 @@ def test_intervals_cover_at_least_as_often_as_they_claim(q: float) -> None:
     true, missed = 0.02, {"betting": 0, "bernstein": 0, "hoeffding": 0}
     for _ in range(400):
         d = rng.choice([1.0, -1.0, 0.0], p=[(q + true) / 2, (q - true) / 2, 1 - q], size=200)
-        for name, make in (("betting", betting), ("bernstein", empirical_bernstein), ("hoeffding", hoeffding)):
+        for name, make in (
+            ("betting", betting_interval),
+            ("bernstein", empirical_bernstein_interval),
+            ("hoeffding", hoeffding_interval),
+        ):
             i = make(d, -1, 1, 0.05)
             missed[name] += not i.low <= true <= i.high
     assert max(missed.values()) <= 33, missed
@@ -161,24 +170,24 @@ def test_intervals_cover_at_least_as_often_as_they_claim(q: float) -> None:
 def test_betting_is_tighter_where_few_items_differ() -> None:
     rng = np.random.default_rng(0)
     d = rng.choice([1.0, -1.0, 0.0], p=[0.06, 0.04, 0.9], size=1319)
-    bet, hoeff = betting(d, -1, 1, 0.05), hoeffding(d, -1, 1, 0.05)
+    bet, hoeff = betting_interval(d, -1, 1, 0.05), hoeffding_interval(d, -1, 1, 0.05)
     assert bet.high - bet.low < 0.7 * (hoeff.high - hoeff.low)
     assert bet.low < d.mean() < bet.high
 
 
 def test_betting_follows_scale_and_sign() -> None:
     d = np.random.default_rng(1).choice([1.0, -1.0, 0.0], p=[0.3, 0.1, 0.6], size=300)
-    one, flipped = betting(d, -1, 1, 0.05), betting(-d, -1, 1, 0.05)
+    one, flipped = betting_interval(d, -1, 1, 0.05), betting_interval(-d, -1, 1, 0.05)
     assert (flipped.low, flipped.high) == pytest.approx((-one.high, -one.low), abs=2e-3)
-    scaled = betting(5 + 3 * d, 2, 8, 0.05)
+    scaled = betting_interval(5 + 3 * d, 2, 8, 0.05)
     assert (scaled.low, scaled.high) == pytest.approx((5 + 3 * one.low, 5 + 3 * one.high), abs=1e-9)
 
 
 def test_mcnemar_is_the_exact_binomial() -> None:
     g = pair(100, 40, 8, 2)
     # two-sided: 2 * (C(10,0) + C(10,1) + C(10,2)) / 2^10 = 112 / 1024
-    assert mcnemar(g["treatment"], g["baseline"]) == (8, 2, pytest.approx(112 / 1024))
-    assert mcnemar(np.ones(4), np.ones(4)).p_value == 1.0
+    assert exact_mcnemar_test(g["treatment"], g["baseline"]) == (8, 2, pytest.approx(112 / 1024))
+    assert exact_mcnemar_test(np.ones(4), np.ones(4)).p_value == 1.0
 
 
 def gambler_is_out(x: np.ndarray, m: float, alpha: float) -> bool:
@@ -200,7 +209,7 @@ def gambler_is_out(x: np.ndarray, m: float, alpha: float) -> bool:
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
 def test_betting_ends_where_the_definition_ends(alpha: float) -> None:
     d = np.random.default_rng(3).choice([1.0, -1.0, 0.0], p=[0.35, 0.1, 0.55], size=60)
-    i, x, step = betting(d, -1, 1, alpha, grid=400), (d + 1) / 2, 1 / 400
+    i, x, step = betting_interval(d, -1, 1, alpha, grid=400), (d + 1) / 2, 1 / 400
     low, high = (i.low + 1) / 2, (i.high + 1) / 2
     assert 0 < low < high < 1
     # The ends are rounded outwards by one step: they are out, the points next to them inside are not.

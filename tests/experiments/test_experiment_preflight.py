@@ -13,25 +13,30 @@ from rollonce import datasets, reference
 from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut
 from rollonce.baselines.base import Prediction
 from rollonce.experiments import gates
-from rollonce.experiments.advantages import baseline_of
+from rollonce.experiments.advantages import make_advantage_baseline
 from rollonce.experiments.datums import (
     Datum,
     FixedBatch,
     TinyModel,
     compare_signals,
-    fixed_batch,
-    plain_datums,
-    reference_signal,
-    training_signal,
+    compute_reference_signal,
+    compute_training_signal,
+    make_fixed_batch,
+    make_plain_datums,
 )
 from rollonce.experiments.engine import StepLog
-from rollonce.experiments.gates import check_gate, offline_measured, offline_score, pilot_measured
-from rollonce.experiments.loading import load_spec
-from rollonce.experiments.preflight import OwnPath, run_preflight
+from rollonce.experiments.gates import (
+    check_activation_gate,
+    collect_offline_measures,
+    collect_pilot_measures,
+    compute_offline_score,
+)
+from rollonce.experiments.loading import load_specification
+from rollonce.experiments.preflight import OwnPath, run_correctness_preflight
 from rollonce.experiments.spec import GateCheck, Tolerance
 from rollonce.kernels import Softmax
 
-SPEC = load_spec(SEED_SPEC).spec
+SPEC = load_specification(SEED_SPEC).spec
 TIGHT = Tolerance(atol=1e-12, rtol=1e-12, min_cosine=0.999999)
 WORDS = ["apple", "basket", "count", "weigh", "engine", "hill", "river", "stone", "letter", "number", "cloud", "seven"]
 PROMPTS = [" ".join(np.random.default_rng(i).choice(WORDS, size=5).tolist()) + f" item{i}" for i in range(40)]
@@ -48,8 +53,8 @@ def test_on_the_shared_gsm8k_set_the_registered_gate_fails() -> None:
     rewards, prompts = [g.tolist() for g in groups], table.tasks.prompts
     found = {}
     for name in ("tfidf_kernel_loo_T0.1", "length_buckets_loo"):
-        baseline = baseline_of(SPEC, name).fit(prompts)
-        found[name] = offline_score(
+        baseline = make_advantage_baseline(SPEC, name).fit(prompts)
+        found[name] = compute_offline_score(
             baseline, name, prompts, rewards, prompts, batch_size=32, n_batches=2000, resamples=0
         )
         assert found[name].agree
@@ -57,7 +62,7 @@ def test_on_the_shared_gsm8k_set_the_registered_gate_fails() -> None:
     assert tfidf.ratio == pytest.approx(0.97, abs=0.012)
     assert buckets.ratio == pytest.approx(1.028, abs=0.012)
     assert tfidf.loo == pytest.approx(17.7, abs=0.2)
-    (result,) = check_gate(SPEC.activation_gate.checks, "offline", offline_measured(tfidf))
+    (result,) = check_activation_gate(SPEC.activation_gate.checks, "offline", collect_offline_measures(tfidf))
     assert not result.passed
     assert "= 0.9" in result.sentence
     assert ">= 1.03" in result.sentence
@@ -66,10 +71,12 @@ def test_on_the_shared_gsm8k_set_the_registered_gate_fails() -> None:
 def test_equal_rewards_give_no_ratio_and_fail() -> None:
     rewards = [[0.0] * 4] * 40
     name = "tfidf_kernel_loo_T0.1"
-    score = offline_score(baseline_of(SPEC, name).fit(PROMPTS), name, PROMPTS, rewards, PROMPTS, batch_size=8)
+    score = compute_offline_score(
+        make_advantage_baseline(SPEC, name).fit(PROMPTS), name, PROMPTS, rewards, PROMPTS, batch_size=8
+    )
     assert score.ratio is None
     assert "all rewards are equal" in score.note
-    (result,) = check_gate(SPEC.activation_gate.checks, "offline", offline_measured(score))
+    (result,) = check_activation_gate(SPEC.activation_gate.checks, "offline", collect_offline_measures(score))
     assert not result.passed
     assert "not measurable" in result.sentence
 
@@ -80,10 +87,12 @@ def test_recipe_and_package_must_agree() -> None:
     rewards = (rng.random((40, 6)) < np.repeat([0.9, 0.1], 20)[:, None]).astype(float).tolist()
     prompts = ["red " * 3] * 20 + ["blue sky"] * 20
     name = "tfidf_kernel_loo_T0.1"
-    score = offline_score(LeaveOneOut(), name, prompts, rewards, prompts, batch_size=16, n_batches=400, resamples=0)
+    score = compute_offline_score(
+        LeaveOneOut(), name, prompts, rewards, prompts, batch_size=16, n_batches=400, resamples=0
+    )
     assert not score.agree
     assert "the code is at fault" in score.note
-    assert offline_measured(score) == {"offline_beff_ratio_vs_loo_mean": [None]}
+    assert collect_offline_measures(score) == {"offline_beff_ratio_vs_loo_mean": [None]}
 
 
 def test_two_known_clusters_give_the_ratio_by_hand() -> None:
@@ -101,8 +110,8 @@ def test_two_known_clusters_give_the_ratio_by_hand() -> None:
     own = 0.09 / 7 - 0.01
     wanted = (0.1 + loo) / (0.1 + own)
     name = "tfidf_kernel_loo_T0.01"
-    baseline = baseline_of(SPEC, name).fit(prompts)
-    score = offline_score(baseline, name, prompts, rewards, prompts, batch_size=16, n_batches=4000, resamples=0)
+    baseline = make_advantage_baseline(SPEC, name).fit(prompts)
+    score = compute_offline_score(baseline, name, prompts, rewards, prompts, batch_size=16, n_batches=4000, resamples=0)
     assert score.closed_form == pytest.approx(wanted, rel=1e-9)
     assert score.ratio == pytest.approx(wanted, abs=5 * (score.ratio_se or 0))
 
@@ -118,7 +127,7 @@ def steps(
 def test_online_checks_are_what_the_logs_say() -> None:
     treated = steps([1.0, 0.0, 0.0, 1.0], [0.25, 0.0, 0.5, 1.0], 1)
     stock = steps([1.0, 0.0, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0], 2)
-    m = pilot_measured(treated, {"t": treated, "b": stock}, "b", "t")
+    m = collect_pilot_measures(treated, {"t": treated, "b": stock}, "b", "t")
     # LOO means: 1/3, 2/3, 2/3, 1/3 -> |b - LOO| = 1/12, 2/3, 1/6, 2/3
     assert m["pilot_mean_abs_treatment_minus_batchmean_baseline"] == [
         pytest.approx((1 / 12 + 2 / 3 + 1 / 6 + 2 / 3) / 4)
@@ -132,30 +141,30 @@ def test_online_checks_are_what_the_logs_say() -> None:
 
 def test_a_group_size_is_counted_not_believed() -> None:
     lying = steps([1.0, 0.0, 0.0, 1.0], [0.0] * 4, 1, ids=["a", "a", "b", "c"])
-    assert pilot_measured(lying, {"t": lying}, "t", "t")["executed_group_size_treatment"] == [1.0, 2.0]
+    assert collect_pilot_measures(lying, {"t": lying}, "t", "t")["executed_group_size_treatment"] == [1.0, 2.0]
 
 
 def test_what_was_not_logged_fails() -> None:
     silent = steps([1.0, 0.0], [0.0, 0.0], 1, weight=None)
-    measured = pilot_measured(silent, {"t": silent}, "t", "t")
-    (result,) = check_gate([GateCheck(metric="self_weight_max", min=0.0, max=0.0)], "pilot", measured)
+    measured = collect_pilot_measures(silent, {"t": silent}, "t", "t")
+    (result,) = check_activation_gate([GateCheck(metric="self_weight_max", min=0.0, max=0.0)], "pilot", measured)
     assert not result.passed
 
 
 def test_both_ends_of_a_predicate_hold_in_every_arm() -> None:
     c = [GateCheck(metric="executed_rollouts_per_step", min=32.0, max=32.0)]
-    assert check_gate(c, "pilot", {"executed_rollouts_per_step": [32.0, 32.0]})[0].passed
-    assert not check_gate(c, "pilot", {"executed_rollouts_per_step": [32.0, 31.0]})[0].passed
-    assert not check_gate(c, "pilot", {"executed_rollouts_per_step": [33.0]})[0].passed
-    assert not check_gate(c, "pilot", {})[0].passed
-    assert not check_gate(c, "pilot", {"executed_rollouts_per_step": [float("nan")]})[0].passed
+    assert check_activation_gate(c, "pilot", {"executed_rollouts_per_step": [32.0, 32.0]})[0].passed
+    assert not check_activation_gate(c, "pilot", {"executed_rollouts_per_step": [32.0, 31.0]})[0].passed
+    assert not check_activation_gate(c, "pilot", {"executed_rollouts_per_step": [33.0]})[0].passed
+    assert not check_activation_gate(c, "pilot", {})[0].passed
+    assert not check_activation_gate(c, "pilot", {"executed_rollouts_per_step": [float("nan")]})[0].passed
 
 
 def test_the_metrics_of_two_roles_are_not_swapped() -> None:
     t, b = steps([1.0, 0.0], [0.0, 0.0], 1), steps([1.0, 0.0], [0.5, 0.5], 2)
-    measured = pilot_measured(t, {"t": t, "b": b}, "b", "t")
+    measured = collect_pilot_measures(t, {"t": t, "b": b}, "b", "t")
     checks = [c for c in SPEC.activation_gate.checks if c.metric.startswith("executed_group")]
-    found = {r.metric: r.values for r in check_gate(checks, "pilot", measured)}
+    found = {r.metric: r.values for r in check_activation_gate(checks, "pilot", measured)}
     assert found == {"executed_group_size_gs1": [1.0], "executed_group_size_grpo": [2.0]}
 
 
@@ -172,43 +181,43 @@ def test_the_tiny_model_gives_log_probabilities() -> None:
 
 @pytest.mark.parametrize("token_mean", [True, False])
 def test_torch_and_numpy_agree_on_loss_and_gradient(token_mean: bool) -> None:
-    batch = fixed_batch(PROMPTS[:4], 3)
-    data = plain_datums(batch, np.linspace(-1, 1, 12))
-    a, b = training_signal(data, token_mean=token_mean), reference_signal(data, token_mean=token_mean)
+    batch = make_fixed_batch(PROMPTS[:4], 3)
+    data = make_plain_datums(batch, np.linspace(-1, 1, 12))
+    a, b = compute_training_signal(data, token_mean=token_mean), compute_reference_signal(data, token_mean=token_mean)
     assert compare_signals("x", a, b, TIGHT, TIGHT).passed
 
 
 def test_the_gradient_is_the_numerical_one() -> None:
-    batch = fixed_batch(PROMPTS[:2], 2)
-    data = plain_datums(batch, np.array([0.3, -0.7, 1.0, 0.2]))
-    found = training_signal(data, token_mean=True)
+    batch = make_fixed_batch(PROMPTS[:2], 2)
+    data = make_plain_datums(batch, np.array([0.3, -0.7, 1.0, 0.2]))
+    found = compute_training_signal(data, token_mean=True)
     at = sum(len(d.targets) for d in data[:1]) - 1  # the last token of the first rollout
     step = 1e-6
     nudged = [d._replace(old_log_probs=list(d.old_log_probs)) for d in data]
     nudged[0].old_log_probs[-1] -= step  # ratio depends on new - old: lowering old by h raises new by h
-    change = (training_signal(nudged, token_mean=True).loss - found.loss) / step
+    change = (compute_training_signal(nudged, token_mean=True).loss - found.loss) / step
     assert found.to_log_probs[at] == pytest.approx(change, rel=1e-4)
 
 
 def test_advantages_of_another_size_are_noticed() -> None:
-    batch = fixed_batch(PROMPTS[:4], 2)
+    batch = make_fixed_batch(PROMPTS[:4], 2)
     a = np.linspace(-1, 1, 8)
     tolerance = Tolerance(atol=1e-5, rtol=1e-3, min_cosine=0.9999)
-    right = reference_signal(plain_datums(batch, a), token_mean=True)
+    right = compute_reference_signal(make_plain_datums(batch, a), token_mean=True)
     assert not compare_signals(
-        "x", training_signal(plain_datums(batch, a + 0.01), token_mean=True), right, tolerance, tolerance
+        "x", compute_training_signal(make_plain_datums(batch, a + 0.01), token_mean=True), right, tolerance, tolerance
     ).passed
     assert not compare_signals(
-        "x", training_signal(plain_datums(batch, a * 1.01), token_mean=True), right, tolerance, tolerance
+        "x", compute_training_signal(make_plain_datums(batch, a * 1.01), token_mean=True), right, tolerance, tolerance
     ).passed
     assert not compare_signals(
-        "x", training_signal(plain_datums(batch, -a), token_mean=True), right, tolerance, tolerance
+        "x", compute_training_signal(make_plain_datums(batch, -a), token_mean=True), right, tolerance, tolerance
     ).passed
 
 
 def test_two_zero_gradients_are_no_agreement() -> None:
-    batch = fixed_batch(PROMPTS[:2], 2)
-    dead = training_signal(plain_datums(batch, np.zeros(4)), token_mean=True)
+    batch = make_fixed_batch(PROMPTS[:2], 2)
+    dead = compute_training_signal(make_plain_datums(batch, np.zeros(4)), token_mean=True)
     assert not compare_signals("dead", dead, dead, TIGHT, TIGHT).passed
 
 
@@ -217,7 +226,7 @@ def test_two_zero_gradients_are_no_agreement() -> None:
 
 def preflight(path: OwnPath, advantage: str = "tfidf_kernel_loo_T0.1") -> dict:
     arm = SPEC.arms[1].model_copy(update={"advantage": advantage})
-    return run_preflight(SPEC, arm, path, PROMPTS)
+    return run_correctness_preflight(SPEC, arm, path, PROMPTS)
 
 
 @pytest.mark.parametrize("advantage", ["tfidf_kernel_loo_T0.1", "length_buckets_loo", "batch_mean", "loo_mean"])
@@ -232,8 +241,8 @@ class Faulty(OwnPath):
     def __init__(self, spoil: Callable[[np.ndarray, FixedBatch], np.ndarray]) -> None:
         self.spoil = spoil
 
-    def our_datums(self, baseline, batch: FixedBatch) -> list[Datum]:
-        return plain_datums(batch, self.spoil(baseline.advantages(_batch(batch)), batch))
+    def make_our_datums(self, baseline, batch: FixedBatch) -> list[Datum]:
+        return make_plain_datums(batch, self.spoil(baseline.advantages(_batch(batch)), batch))
 
 
 def _batch(batch: FixedBatch) -> Batch:
@@ -258,10 +267,10 @@ def test_a_fault_in_the_path_stops_the_run(fault: str) -> None:
 def test_a_kernel_at_another_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollonce.experiments import preflight as module
 
-    real = module.baseline_of
+    real = module.make_advantage_baseline
     monkeypatch.setattr(
         module,
-        "baseline_of",
+        "make_advantage_baseline",
         lambda spec, name: (
             dataclasses.replace(real(spec, name), kernel=Softmax(temperature=0.13))
             if "tfidf" in name
@@ -290,7 +299,7 @@ def test_shrinkage_fails_the_forced_activation(monkeypatch: pytest.MonkeyPatch) 
     real = KernelBaseline.predict
 
     def towards_loo(self, batch: Batch, history=None) -> Prediction:
-        b = 0.99 * real(self, batch, history).baseline_B + 0.01 * reference.loo_mean(batch.rewards_B)
+        b = 0.99 * real(self, batch, history).baseline_B + 0.01 * reference.leave_one_out_mean(batch.rewards_B)
         return Prediction.of(batch, b)
 
     monkeypatch.setattr(KernelBaseline, "predict", towards_loo)

@@ -20,7 +20,7 @@ from rollonce.experiments.records import Chain, locked_directory
 def chain_of(folder: Path, n: int = 3) -> Chain:
     chain = Chain(folder)
     for i in range(n):
-        chain.append(f"stage{i}", "passed", spec="s" * 64, data={"value": i}, seconds=0.5)
+        chain.append_stage_record(f"stage{i}", "passed", spec="s" * 64, data={"value": i}, seconds=0.5)
     return chain
 
 
@@ -56,7 +56,7 @@ def test_a_changed_record_with_a_fitting_hash_breaks_the_next(tmp_path: Path) ->
     record = json.loads(lines[1])
     del record["hash"]
     record["data"] = {"value": 9}
-    lines[1] = json.dumps(record | {"hash": files.digest(record)})
+    lines[1] = json.dumps(record | {"hash": files.compute_json_digest(record)})
     (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match="line 3: this record does not follow"):
         Chain(tmp_path)
@@ -79,7 +79,7 @@ def test_a_line_that_a_kill_cut_short_is_cut_off(tmp_path: Path) -> None:
     again = Chain(tmp_path)
     assert len(again.records) == 3
     assert chain.path.read_bytes() == whole
-    again.append("more", "passed", spec="s" * 64)
+    again.append_stage_record("more", "passed", spec="s" * 64)
     assert [r.stage for r in Chain(tmp_path).records] == ["stage0", "stage1", "stage2", "more"]
 
 
@@ -110,18 +110,18 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_line(tmp_path: Path, monke
     before = chain.path.read_bytes()
     monkeypatch.setattr(files.os, "write", full_disk(20))
     with pytest.raises(InputError, match=r"records.jsonl: cannot be written: the disk is full"):
-        chain.append("big", "passed", spec="s" * 64)
+        chain.append_stage_record("big", "passed", spec="s" * 64)
     monkeypatch.undo()
     assert chain.path.read_bytes() == before
     assert len(chain.records) == 3
-    chain.append("big", "passed", spec="s" * 64)
+    chain.append_stage_record("big", "passed", spec="s" * 64)
     assert len(Chain(tmp_path).records) == 4
 
 
 def test_a_clock_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = chain_of(tmp_path, 1)
     monkeypatch.setattr(records.time, "gmtime", lambda: time.struct_time((1999, 1, 1, 0, 0, 0, 4, 1, 0)))
-    chain.append("later", "passed", spec="s" * 64, seconds=2.0)
+    chain.append_stage_record("later", "passed", spec="s" * 64, seconds=2.0)
     again = Chain(tmp_path)
     assert again.records[1].utc.startswith("1999")
     assert again.records[1].seconds == 2.0
@@ -130,10 +130,10 @@ def test_a_clock_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_damaged_files_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("1\n")
     chain = Chain(tmp_path)
-    record = chain.append("x", "passed", spec="s" * 64, files=["a.jsonl"])
-    assert chain.damaged_file(record) == ""
+    record = chain.append_stage_record("x", "passed", spec="s" * 64, files=["a.jsonl"])
+    assert chain.find_damaged_file(record) == ""
     (tmp_path / "a.jsonl").write_text("2\n")
-    assert chain.damaged_file(record) == "a.jsonl"
+    assert chain.find_damaged_file(record) == "a.jsonl"
 
 
 def test_the_lock_refuses_a_second_run_and_names_the_first(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from experiment_fakes import FakeEngine, colour_tasks, open_run, small_spec, wri
 from rollonce.errors import InputError
 from rollonce.experiments import evaluate, gates, ledger
 from rollonce.experiments.engine import StartPolicy
-from rollonce.experiments.feasibility import against_budget, project_phases
-from rollonce.experiments.files import digest, read_lines
+from rollonce.experiments.feasibility import compare_with_budget, project_phase_seconds
+from rollonce.experiments.files import compute_json_digest, read_finished_lines
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.records import Chain
 from rollonce.experiments.spec import ArmSpec, Budget
 from rollonce.experiments.stages import RunOutcome, before_spending, run_experiment, training
-from rollonce.files import cannot_write
+from rollonce.files import make_write_error
 
 STAGES = [
     "start",
@@ -46,10 +46,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "RESAMPLES", 0)
     # What it computes is the business of test_experiment_preflight.py; test_the_real_preflight_... lets it run here
     # once.
-    monkeypatch.setattr(before_spending, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
+    monkeypatch.setattr(
+        before_spending, "run_correctness_preflight", lambda *a: {"passed": True, "paths": [], "forced": []}
+    )
 
 
-REAL_PREFLIGHT = before_spending.run_preflight
+REAL_PREFLIGHT = before_spending.run_correctness_preflight
 
 
 def go(loaded: LoadedSpec, directory: Path, **engine: Any) -> tuple[RunOutcome, Chain]:
@@ -73,7 +75,7 @@ def test_a_run_walks_every_stage_once_and_ends_with_a_verdict(spec: LoadedSpec, 
     assert {r.spec for r in chain.records} == {spec.sha256}
     assert outcome.sentence.startswith("Inconclusive")  # 24 items: half-width 0.55
     rows = {
-        a: [r["reward"] for r in read_lines(tmp_path / f"run/evaluation/{a}.jsonl")]
+        a: [r["reward"] for r in read_finished_lines(tmp_path / f"run/evaluation/{a}.jsonl")]
         for a in ("grpo_g8", "gs1_tfidf_g1")
     }
     wanted = (sum(rows["gs1_tfidf_g1"]) - sum(rows["grpo_g8"])) / 24
@@ -101,17 +103,17 @@ def test_both_signs_reach_the_verdict(tmp_path: Path) -> None:
 def test_the_real_preflight_stands_in_the_records(
     spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(before_spending, "run_preflight", REAL_PREFLIGHT)
+    monkeypatch.setattr(before_spending, "run_correctness_preflight", REAL_PREFLIGHT)
     outcome, chain = go(spec, tmp_path / "run")
     assert outcome.code == 0
-    record = chain.latest("correctness")
+    record = chain.latest_of_stage("correctness")
     assert record is not None
     assert [c["passed"] for c in record.data["paths"][0]["comparisons"]] == [True, True]
 
 
 def test_a_failed_preflight_stops_the_run(spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"passed": False, "paths": [], "forced": [{"what": "forced activation", "passed": False}]}
-    monkeypatch.setattr(before_spending, "run_preflight", lambda *a: found)
+    monkeypatch.setattr(before_spending, "run_correctness_preflight", lambda *a: found)
     outcome, _ = go(spec, tmp_path / "run")
     assert (outcome.code, outcome.stage, outcome.sentence) == (
         1,
@@ -175,7 +177,7 @@ def test_the_preapproved_fallback_is_adopted_and_scored_on_the_same_calibration(
     assert chain.records[-1].data["advantage"] == "length_buckets_loo"
     assert (tmp_path / "run/calibration.jsonl").read_bytes() == calibration
     assert chain.records[8].data["of"] == loaded.sha256
-    remarks = run.deviations()
+    remarks = run.collect_deviations()
     assert any("pre-approved fallback length_buckets_loo replaced tfidf_kernel_loo_T0.1" in d for d in remarks)
     assert "the post's prompt-length-bucket kernel has a window of 16 batches" in remarks[-1]
     with pytest.raises(InputError, match="not the specification that the run"):
@@ -266,7 +268,7 @@ def test_overlapping_data_stops_the_run(tmp_path: Path, monkeypatch: pytest.Monk
         t = real(self)
         return t._replace(calibration=type(t.test)([*t.calibration[:31], t.test[0]], "leaky"))
 
-    monkeypatch.setattr(FakeEngine, "tasks", leaky)
+    monkeypatch.setattr(FakeEngine, "load_experiment_tasks", leaky)
     found = outcome_of(tmp_path, {})
     assert (found.code, found.stage) == (1, "data_audit")
     assert "1 prompts are in calibration and test; 0 are allowed" in found.sentence
@@ -275,7 +277,9 @@ def test_overlapping_data_stops_the_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_wrong_labels_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = FakeEngine.tasks
     monkeypatch.setattr(
-        FakeEngine, "tasks", lambda self: (t := real(self))._replace(labels=[(t.train[0], "no"), *t.labels[1:]])
+        FakeEngine,
+        "load_experiment_tasks",
+        lambda self: (t := real(self))._replace(labels=[(t.train[0], "no"), *t.labels[1:]]),
     )
     found = outcome_of(tmp_path, {})
     assert found.stage == "data_audit"
@@ -306,7 +310,7 @@ def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatc
             else found
         )
 
-    monkeypatch.setattr(FakeEngine, "train_arm", sloppy)
+    monkeypatch.setattr(FakeEngine, "train_or_resume_arm", sloppy)
     found = outcome_of(tmp_path, {})
     assert (found.code, found.stage) == (1, "arm:grpo_g8")
     assert "learning rates [1.0] instead of [0.0002]" in found.sentence
@@ -369,11 +373,11 @@ def test_an_item_that_is_never_answered_is_not_marked_wrong(tmp_path: Path, monk
     engine.tick = slow_later
     outcome = run_experiment(run)
     assert outcome.code == 0
-    record = Chain(tmp_path / "run").latest("evaluation:grpo_g8")
+    record = Chain(tmp_path / "run").latest_of_stage("evaluation:grpo_g8")
     assert record is not None
     assert record.data["unanswered"] == ["test3"]
     assert record.data["accuracy"] == 1.0  # of the 23 that were answered; its seven neighbours are not punished either
-    assert any("were not answered in 2 tries of 0.3 s each (test3 first)" in d for d in run.deviations())
+    assert any("were not answered in 2 tries of 0.3 s each (test3 first)" in d for d in run.collect_deviations())
     assert run.chain.records[-1].data["criteria"][0]["unanswered"] == 1
 
 
@@ -381,23 +385,25 @@ def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(
     spec: LoadedSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, reference = go(spec, tmp_path / "whole")
-    real, calls = ledger.append_line, [0]
+    real, calls = ledger.append_json_line, [0]
 
     def full(path: Path, value: Any) -> None:
         calls[0] += path.parent.name == "evaluation"
         if calls[0] == 10:
             calls[0] += 1
-            raise cannot_write(path, OSError(errno.ENOSPC, "No space left on device"))
+            raise make_write_error(path, OSError(errno.ENOSPC, "No space left on device"))
         real(path, value)
 
-    monkeypatch.setattr(ledger, "append_line", full)
+    monkeypatch.setattr(ledger, "append_json_line", full)
     with pytest.raises(InputError, match="the disk is full"):
         go(spec, tmp_path / "run")
-    assert len(list(read_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 9
-    monkeypatch.setattr(ledger, "append_line", real)
+    assert len(list(read_finished_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 9
+    monkeypatch.setattr(ledger, "append_json_line", real)
     again, chain = go(spec, tmp_path / "run")
     assert again == whole
-    assert len(list(read_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 24  # the nine were not graded again
+    assert (
+        len(list(read_finished_lines(tmp_path / "run/evaluation/grpo_g8.jsonl"))) == 24
+    )  # the nine were not graded again
     verdicts = [{k: v for k, v in c.records[-1].data.items() if k != "used"} for c in (chain, reference)]
     assert verdicts[0] == verdicts[1]
 
@@ -430,17 +436,17 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(
     loaded, _ = failed_gate(tmp_path)
     real = FakeEngine.tasks
     other_test = colour_tasks(24, 5000, "test")
-    monkeypatch.setattr(FakeEngine, "tasks", lambda self: real(self)._replace(test=other_test))
+    monkeypatch.setattr(FakeEngine, "load_experiment_tasks", lambda self: real(self)._replace(test=other_test))
     outcome, chain = go(loaded, tmp_path / "run")
     assert [r.stage for r in chain.records].count("data_audit") == 2  # before training: once more
     assert outcome.stage == "gate_offline"
-    monkeypatch.setattr(FakeEngine, "tasks", real)
+    monkeypatch.setattr(FakeEngine, "load_experiment_tasks", real)
     other = tmp_path / "other"
     other.mkdir()
     good = write_spec(other, small_spec())
     run, _ = open_run(good, other / "run")
     run_experiment(run)
-    monkeypatch.setattr(FakeEngine, "tasks", lambda self: real(self)._replace(test=other_test))
+    monkeypatch.setattr(FakeEngine, "load_experiment_tasks", lambda self: real(self)._replace(test=other_test))
     with pytest.raises(
         InputError,
         match="stage 'data_audit' rests on tasks, which changed since it was recorded, and training has begun",
@@ -461,7 +467,7 @@ def test_the_calibration_cap_counts_all_sittings(spec: LoadedSpec, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         run_experiment(run)
     run.ledger._by_stage["calibration"] = 601.0  # what the killed sitting took
-    run.ledger.tick("calibration", write=True)
+    run.ledger.count_elapsed_time("calibration", write=True)
     found, chain = go(spec, tmp_path / "run")
     assert (found.code, found.stage) == (1, "calibration")
     assert "the cap of 10 minutes came after 8 of 32 calibration tasks" in found.sentence
@@ -500,7 +506,7 @@ def test_time_of_killed_sittings_and_tokens_are_reported(spec: LoadedSpec, tmp_p
     def killed(what: str) -> None:
         if what == "train grpo_g8 3":
             run.ledger.seconds += 100.0
-            run.ledger.tick("pilot", write=True)
+            run.ledger.count_elapsed_time("pilot", write=True)
             raise KeyboardInterrupt
 
     engine.tick = killed
@@ -525,7 +531,7 @@ def test_time_is_on_disk_while_one_call_lasts(
     def long_request(what: str) -> None:
         if what == "sample" and not seen:
             time.sleep(1.0)
-            on_disk = json.loads(ledger.ledger_path(tmp_path / "run").read_text())
+            on_disk = json.loads(ledger.make_ledger_path(tmp_path / "run").read_text())
             seen.append(on_disk["by_stage"]["calibration"])
 
     engine.tick = long_request
@@ -538,7 +544,7 @@ def test_time_is_on_disk_while_one_call_lasts(
 
 def test_projection_counts_the_first_step_once() -> None:
     arm = ArmSpec(name="a", advantage="none", group_size=1, groups_per_batch=8, lr=0.1, seed=0, steps=60)
-    arm_phase, evaluation = project_phases([arm], {"a": [20.0, 2.0, 4.0]}, 10.0, 100, 1319)
+    arm_phase, evaluation = project_phase_seconds([arm], {"a": [20.0, 2.0, 4.0]}, 10.0, 100, 1319)
     assert arm_phase.expected == pytest.approx(20 + 59 * 3)
     assert (arm_phase.low, arm_phase.high) == (20 + 59 * 2, 20 + 59 * 4)
     assert evaluation.expected == pytest.approx(131.9)
@@ -546,18 +552,18 @@ def test_projection_counts_the_first_step_once() -> None:
 
 def test_the_budget_is_wall_time_times_declared_gpus() -> None:
     arm = ArmSpec(name="a", advantage="none", group_size=1, groups_per_batch=8, lr=0.1, seed=0, steps=2)
-    phases = project_phases([arm], {"a": [1800.0, 1800.0]}, 0.0, 1, 1)
-    fits = against_budget(phases, 0.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))
+    phases = project_phase_seconds([arm], {"a": [1800.0, 1800.0]}, 0.0, 1, 1)
+    fits = compare_with_budget(phases, 0.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))
     assert fits["passed"]
     assert fits["gpu_hours"] == 2.0
-    assert not against_budget(phases, 1.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=None))["passed"]
-    assert not against_budget(phases, 1.0, 0.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))["passed"]
-    slow = project_phases([arm], {"a": [1000.0, 100.0, 3000.0]}, 0.0, 1, 1)
-    warned = against_budget(slow, 0.0, 1.0, Budget(max_wall_minutes=50.0))
+    assert not compare_with_budget(phases, 1.0, 2.0, Budget(gpu_hours=2.0, max_wall_minutes=None))["passed"]
+    assert not compare_with_budget(phases, 1.0, 0.0, Budget(gpu_hours=2.0, max_wall_minutes=60.0))["passed"]
+    slow = project_phase_seconds([arm], {"a": [1000.0, 100.0, 3000.0]}, 0.0, 1, 1)
+    warned = compare_with_budget(slow, 0.0, 1.0, Budget(max_wall_minutes=50.0))
     assert warned["passed"]
     assert "slowest step" in warned["warnings"][0]
 
 
 def test_digest_knows_types() -> None:
-    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-    assert digest({"a": 1}) != digest({"a": "1"})
+    assert compute_json_digest({"a": 1, "b": 2}) == compute_json_digest({"b": 2, "a": 1})
+    assert compute_json_digest({"a": 1}) != compute_json_digest({"a": "1"})

@@ -10,15 +10,20 @@ import pytest
 from experiment_fakes import SEED_SPEC, SPECS, small_spec, write_spec
 
 from rollonce.errors import InputError
-from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of, check_advantages, config_of
+from rollonce.experiments.advantages import (
+    LENGTH_BUCKETS,
+    check_advantages,
+    make_advantage_baseline,
+    make_advantage_config,
+)
 from rollonce.experiments.derive import derive_settings
-from rollonce.experiments.loading import load_spec
-from rollonce.experiments.pins import package_pin, reference_pin, resolve_pins
-from rollonce.experiments.safeguards import switched_off
+from rollonce.experiments.loading import load_specification
+from rollonce.experiments.pins import make_package_pin, make_reference_pin, resolve_field_pins
+from rollonce.experiments.safeguards import find_safeguards_switched_off
 
 
 def test_the_requests_file_is_read_whole() -> None:
-    loaded = load_spec(SEED_SPEC)
+    loaded = load_specification(SEED_SPEC)
     assert loaded.unknown == []
     assert sorted(loaded.unresolved) == [
         f"correctness_preflight.paths[0].{k}_revision" for k in ("baseline", "reference")
@@ -28,7 +33,7 @@ def test_the_requests_file_is_read_whole() -> None:
 
 
 def test_what_the_requests_file_says_in_words_is_found_there() -> None:
-    s = derive_settings(load_spec(SEED_SPEC).spec)
+    s = derive_settings(load_specification(SEED_SPEC).spec)
     assert (s.engine, s.tasks, s.max_tokens) == ("cookbook", "gsm8k:hub", 512)
     assert (s.calibration_tasks, s.calibration_group_size, s.calibration_minutes) == (64, 8, 10.0)
     assert (s.pilot_steps, s.pilot_eval_items, s.restoration_atol, s.declared_gpus) == (3, 100, 1e-4, 1.0)
@@ -39,22 +44,22 @@ def test_what_the_requests_file_says_in_words_is_found_there() -> None:
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.spec.json")), ids=lambda p: p.name)
 def test_every_shipped_specification_is_valid(path: Path) -> None:
-    loaded = load_spec(path)
+    loaded = load_specification(path)
     check_advantages(loaded.spec)
     derive_settings(loaded.spec)
     assert loaded.unknown == []
 
 
 def test_the_treatment_is_the_published_kernel() -> None:
-    spec = load_spec(SEED_SPEC).spec
-    config = config_of(spec, "tfidf_kernel_loo_T0.1")
+    spec = load_specification(SEED_SPEC).spec
+    config = make_advantage_config(spec, "tfidf_kernel_loo_T0.1")
     assert (config["type"], config["kernel"]["temperature"], config["window"], config["shrinkage"]) == (
         "kernel",
         0.1,
         0,
         0.0,
     )
-    assert baseline_of(spec, "tfidf_kernel_loo_T0.25").config()["kernel"]["temperature"] == 0.25
+    assert make_advantage_baseline(spec, "tfidf_kernel_loo_T0.25").config()["kernel"]["temperature"] == 0.25
 
 
 def test_unknown_fields_are_kept_and_listed(tmp_path: Path) -> None:
@@ -63,7 +68,9 @@ def test_unknown_fields_are_kept_and_listed(tmp_path: Path) -> None:
     document["dataset"]["mood"] = {"deep": 1}
     loaded = write_spec(tmp_path, document)
     assert loaded.unknown == ["colour", "dataset.mood"]
-    assert "does not know: colour, dataset.mood" in switched_off(loaded, derive_settings(loaded.spec))[-1]
+    assert (
+        "does not know: colour, dataset.mood" in find_safeguards_switched_off(loaded, derive_settings(loaded.spec))[-1]
+    )
     assert loaded.raw["colour"] == "green"
     assert loaded.sha256 != write_spec(tmp_path, small_spec(), "b.json").sha256
 
@@ -72,9 +79,9 @@ def test_layout_does_not_change_the_hash_but_values_do(tmp_path: Path) -> None:
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     a.write_text(json.dumps(small_spec(), indent=7))
     b.write_text(json.dumps(small_spec(), sort_keys=True))
-    assert load_spec(a).sha256 == load_spec(b).sha256
+    assert load_specification(a).sha256 == load_specification(b).sha256
     b.write_text(json.dumps(small_spec(**{"decision_rule.criteria.0.margin": -0.06})))
-    assert load_spec(a).sha256 != load_spec(b).sha256
+    assert load_specification(a).sha256 != load_specification(b).sha256
 
 
 WRONG = [
@@ -155,31 +162,33 @@ def test_what_is_no_specification_at_all(tmp_path: Path, text: str, said: str) -
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=said):
-        load_spec(path)
+        load_specification(path)
 
 
 def test_pins_of_the_local_engine_are_what_is_installed(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec())
-    found = resolve_pins(loaded, derive_settings(loaded.spec))
+    found = resolve_field_pins(loaded, derive_settings(loaded.spec))
     assert found.open == {}
     assert set(found.resolved) == set(loaded.unresolved)
-    assert reference_pin()["sha256"] == found.resolved["correctness_preflight.paths[0].reference_revision"]["sha256"]
+    assert (
+        make_reference_pin()["sha256"] == found.resolved["correctness_preflight.paths[0].reference_revision"]["sha256"]
+    )
 
 
 def test_a_field_that_nothing_resolves_stays_open(tmp_path: Path) -> None:
     loaded = write_spec(tmp_path, small_spec(**{"dataset.split": "UNRESOLVED: pin the revision of the data"}))
-    found = resolve_pins(loaded, derive_settings(loaded.spec))
+    found = resolve_field_pins(loaded, derive_settings(loaded.spec))
     assert list(found.open) == ["dataset.split"]
     assert "write the value into the specification" in found.open["dataset.split"]
 
 
 def test_a_package_pin_moves_with_its_files() -> None:
-    pin = package_pin("orjson")
+    pin = make_package_pin("orjson")
     assert pin is not None
     assert len(pin["sha256"]) == 64
-    assert package_pin("orjson") == pin
-    assert package_pin("pydantic")["sha256"] != pin["sha256"]  # type: ignore[index]
-    assert package_pin("no-such-package-anywhere") is None
+    assert make_package_pin("orjson") == pin
+    assert make_package_pin("pydantic")["sha256"] != pin["sha256"]  # type: ignore[index]
+    assert make_package_pin("no-such-package-anywhere") is None
 
 
 def test_every_test_that_the_table_of_requirements_names_is_there() -> None:

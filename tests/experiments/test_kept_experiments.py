@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rollonce.experiments.decision import decide_verdict
-from rollonce.experiments.derive import derive_settings, role_name
-from rollonce.experiments.files import digest
-from rollonce.experiments.loading import load_spec
+from rollonce.experiments.derive import derive_settings, resolve_role_name
+from rollonce.experiments.files import compute_json_digest
+from rollonce.experiments.loading import load_specification
 from rollonce.experiments.records import Chain
 
 STUDIES = Path(__file__).parents[2] / "studies" / "experiments"
@@ -49,15 +49,18 @@ def test_chain_files_and_verdict(folder: Path) -> None:
     for record in chain.records:
         for name, known in record.files.items():
             assert hashlib.sha256(content(folder, name)).hexdigest() == known, name
-    loaded = load_spec(folder / "spec.json")
+    loaded = load_specification(folder / "spec.json")
     assert loaded.sha256 == chain.records[0].spec
-    assert digest(json.loads((STUDIES.parents[1] / "specs" / f"{folder.name}.spec.json").read_text())) == loaded.sha256
+    assert (
+        compute_json_digest(json.loads((STUDIES.parents[1] / "specs" / f"{folder.name}.spec.json").read_text()))
+        == loaded.sha256
+    )
     if last.stage != "decision":
         return
     settings = derive_settings(loaded.spec)
     grades = {}
     for key in {k for c in loaded.spec.decision_rule.criteria for k in c.weights}:
-        items = rows(folder, f"evaluation/{role_name(settings, key)}.jsonl")
+        items = rows(folder, f"evaluation/{resolve_role_name(settings, key)}.jsonl")
         assert len({r["task_id"] for r in items}) == len(items) == loaded.spec.eval.n_examples
         grades[key] = {r["task_id"]: r["reward"] for r in items}
     order = list(next(iter(grades.values())))

@@ -17,7 +17,7 @@ from rollonce.cli import main
 from rollonce.errors import InputError
 from rollonce.experiments import readiness
 from rollonce.experiments.derive import derive_settings
-from rollonce.experiments.loading import load_spec
+from rollonce.experiments.loading import load_specification
 from rollonce.policies.tinker_service import ServiceError, TinkerService
 
 
@@ -30,7 +30,7 @@ def silent_port() -> Iterator[int]:
 
 def test_a_hub_that_does_not_answer_is_given_up_and_named() -> None:
     waiting = threading.Event()
-    found = readiness._ask_within("tokenizer", 0.2, lambda: str(waiting.wait(60)), "the hub")
+    found = readiness._ask_within_seconds("tokenizer", 0.2, lambda: str(waiting.wait(60)), "the hub")
     waiting.set()
     assert found == ("tokenizer", False, "the hub did not answer within 0.2 s")
 
@@ -41,7 +41,7 @@ def test_where_no_hub_is_its_clients_are_told_so(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    readiness.offline_without_a_hub(seconds=5.0)
+    readiness.go_offline_without_hub(seconds=5.0)
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
@@ -50,7 +50,7 @@ def test_whatever_a_client_raises_is_an_answer(error: Exception) -> None:
     def work() -> str:
         raise error
 
-    found = readiness._ask_within("data", 5.0, work, "the hub")
+    found = readiness._ask_within_seconds("data", 5.0, work, "the hub")
     assert not found.ready
     assert str(error).splitlines()[0] in found.sentence
 
@@ -83,7 +83,7 @@ def test_what_is_missing_stops_a_run_before_anything_is_recorded_as_spent(
 
 
 def test_no_renderer_is_chosen_silently() -> None:
-    settings = derive_settings(load_spec(SEED_SPEC).spec)
+    settings = derive_settings(load_specification(SEED_SPEC).spec)
     assert settings.renderer is None
     with pytest.raises(InputError, match="no renderer is named for 'Qwen/Qwen3") as caught:
         readiness._check_renderer(settings, tokenizer_ready=True)

@@ -13,21 +13,23 @@ from experiment_fakes import FakeEngine, open_run, put, small_spec, write_spec
 from rollonce.errors import InputError
 from rollonce.experiments import gates
 from rollonce.experiments.derive import derive_settings
-from rollonce.experiments.files import digest, read_lines
-from rollonce.experiments.ledger import ledger_path
-from rollonce.experiments.loading import LoadedSpec, load_spec
-from rollonce.experiments.pins import package_pin, reference_pin, resolve_pins
+from rollonce.experiments.files import compute_json_digest, read_finished_lines
+from rollonce.experiments.ledger import make_ledger_path
+from rollonce.experiments.loading import LoadedSpec, load_specification
+from rollonce.experiments.pins import make_package_pin, make_reference_pin, resolve_field_pins
 from rollonce.experiments.records import Chain
-from rollonce.experiments.safeguards import switched_off
+from rollonce.experiments.safeguards import find_safeguards_switched_off
 from rollonce.experiments.stages import RunOutcome, before_spending, run_experiment
-from rollonce.reports.experiment import write_report
+from rollonce.reports.experiment import write_experiment_report
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "N_BATCHES", 50)
     monkeypatch.setattr(gates, "RESAMPLES", 0)
-    monkeypatch.setattr(before_spending, "run_preflight", lambda *a: {"passed": True, "paths": [], "forced": []})
+    monkeypatch.setattr(
+        before_spending, "run_correctness_preflight", lambda *a: {"passed": True, "paths": [], "forced": []}
+    )
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def stop_at(loaded: LoadedSpec, directory: Path, event: str, nth: int = 1) -> Fa
     engine.tick = tick
     with pytest.raises(KeyboardInterrupt):
         run_experiment(run)
-    run.ledger.tick("x", write=True)
+    run.ledger.count_elapsed_time("x", write=True)
     return engine
 
 
@@ -93,7 +95,7 @@ def test_a_record_dropped_from_the_end_is_noticed(tmp_path: Path) -> None:
 
 def test_without_its_ledger_a_run_does_not_go_on(spec: LoadedSpec, tmp_path: Path) -> None:
     stop_at(spec, tmp_path / "run", "train grpo_g8 2")
-    ledger_path(tmp_path / "run").unlink()
+    make_ledger_path(tmp_path / "run").unlink()
     with pytest.raises(InputError, match="the run's ledger is missing"):
         open_run(spec, tmp_path / "run")
 
@@ -117,7 +119,7 @@ def test_rows_put_behind_an_unfinished_calibration_are_not_read(spec: LoadedSpec
             f.write(json.dumps(row | {"task_id": f"cal{i}", "rewards": [1.0] * 6}) + "\n")
     forged, found = go(spec, tmp_path / "run")
     assert forged == plain
-    scores = [c.latest("gate_offline").data["score"] for c in (chain, found)]  # type: ignore[union-attr]
+    scores = [c.latest_of_stage("gate_offline").data["score"] for c in (chain, found)]  # type: ignore[union-attr]
     assert scores[0] == scores[1]
 
 
@@ -175,17 +177,17 @@ def test_a_forged_step_of_an_unfinished_arm_is_noticed(spec: LoadedSpec, tmp_pat
 )
 def test_the_report_verifies_what_it_prints(spec: LoadedSpec, tmp_path: Path, name: str) -> None:
     outcome, _ = go(spec, tmp_path / "run")
-    write_report(tmp_path / "run", "command", outcome)
+    write_experiment_report(tmp_path / "run", "command", outcome)
     file = tmp_path / "run" / name
     file.write_bytes(file.read_bytes() + b"\n")
     with pytest.raises(InputError, match="was changed or removed after stage"):
-        write_report(tmp_path / "run", "command", outcome)
+        write_experiment_report(tmp_path / "run", "command", outcome)
 
 
 def test_the_report_says_that_it_could_not_compare_the_end_of_the_chain(spec: LoadedSpec, tmp_path: Path) -> None:
     outcome, _ = go(spec, tmp_path / "run")
-    ledger_path(tmp_path / "run").unlink()
-    _, text = write_report(tmp_path / "run", "command", outcome)
+    make_ledger_path(tmp_path / "run").unlink()
+    _, text = write_experiment_report(tmp_path / "run", "command", outcome)
     assert "whether records were dropped from the end cannot be told" in text.read_text()
 
 
@@ -221,7 +223,7 @@ OFF = [
 @pytest.mark.parametrize(("changes", "said"), OFF, ids=[said for _, said in OFF])
 def test_a_safeguard_that_is_off_stands_on_the_first_page(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     outcome, _ = go(write_spec(tmp_path, small_spec(**changes)), tmp_path / "run")
-    page, text = write_report(tmp_path / "run", "command", outcome)
+    page, text = write_experiment_report(tmp_path / "run", "command", outcome)
     for words in (page.read_text(), text.read_text()):
         words = words.replace("&#39;", "'").replace("&#34;", '"')
         assert said in words
@@ -232,8 +234,8 @@ def test_a_safeguard_that_is_off_stands_on_the_first_page(tmp_path: Path, change
 
 def test_the_shipped_specifications_switch_nothing_off() -> None:
     for path in (Path(__file__).parents[2] / "specs").glob("*.spec.json"):
-        loaded = load_spec(path)
-        assert switched_off(loaded, derive_settings(loaded.spec)) == [], path.name
+        loaded = load_specification(path)
+        assert find_safeguards_switched_off(loaded, derive_settings(loaded.spec)) == [], path.name
 
 
 @pytest.mark.parametrize(
@@ -264,10 +266,10 @@ def test_an_unknown_field_where_safeguards_are_is_refused_with_the_nearest_name(
 
 def test_a_pin_that_is_written_down_is_compared(tmp_path: Path) -> None:
     key = "correctness_preflight.paths.0.reference_revision"
-    sha = reference_pin()["sha256"]
+    sha = make_reference_pin()["sha256"]
     for text in (sha, f"sha256:{sha}", sha[:12]):
         loaded = write_spec(tmp_path, small_spec(**{key: text}))
-        assert resolve_pins(loaded, derive_settings(loaded.spec)).open == {}
+        assert resolve_field_pins(loaded, derive_settings(loaded.spec)).open == {}
     loaded = write_spec(tmp_path, small_spec(**{key: "0" * 64}))
     with pytest.raises(InputError, match=r"pins '0{64}', and installed is rollonce/reference.py") as caught:
         go(loaded, tmp_path / "run")
@@ -277,14 +279,16 @@ def test_a_pin_that_is_written_down_is_compared(tmp_path: Path) -> None:
 def test_a_version_is_a_pin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rollonce.experiments import pins
 
-    monkeypatch.setattr(pins, "package_pin", lambda name: package_pin("orjson"))
-    version = package_pin("orjson")["version"]  # type: ignore[index]
+    monkeypatch.setattr(pins, "make_package_pin", lambda name: make_package_pin("orjson"))
+    version = make_package_pin("orjson")["version"]  # type: ignore[index]
     key = "correctness_preflight.paths.0.baseline_revision"
-    settings = derive_settings(write_spec(tmp_path, small_spec()).spec).with_option("engine", "cookbook", "test")
+    settings = derive_settings(write_spec(tmp_path, small_spec()).spec).with_command_option(
+        "engine", "cookbook", "test"
+    )
     good = write_spec(tmp_path, small_spec(**{key: f"tinker-cookbook=={version}"}))
-    assert resolve_pins(good, settings).open == {}
+    assert resolve_field_pins(good, settings).open == {}
     bad = write_spec(tmp_path, small_spec(**{key: "tinker-cookbook==0.0.1"}))
-    assert list(resolve_pins(bad, settings).open) == ["correctness_preflight.paths[0].baseline_revision"]
+    assert list(resolve_field_pins(bad, settings).open) == ["correctness_preflight.paths[0].baseline_revision"]
 
 
 # ---- preflights
@@ -308,7 +312,7 @@ def test_adapters_asked_for_with_another_seed_stop_the_run(spec: LoadedSpec, tmp
 def test_an_arms_own_client_is_held_to_the_common_start(spec: LoadedSpec, tmp_path: Path) -> None:
     """The throw-away clients of the restoration preflight agree, and the one that is trained does not."""
     outcome, chain = go(spec, tmp_path / "run", late_drift={"gs1_tfidf_g1": 2e-4})
-    assert chain.latest("restoration").status == "passed"  # type: ignore[union-attr]
+    assert chain.latest_of_stage("restoration").status == "passed"  # type: ignore[union-attr]
     assert (outcome.code, outcome.stage) == (1, "pilot")
     assert "gs1_tfidf_g1 starts elsewhere" in outcome.sentence
 
@@ -355,7 +359,7 @@ def test_registered_sizes_are_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
 ) -> None:
     real = FakeEngine.tasks
-    monkeypatch.setattr(FakeEngine, "tasks", lambda self: real(self)._replace(train_rows=40))
+    monkeypatch.setattr(FakeEngine, "load_experiment_tasks", lambda self: real(self)._replace(train_rows=40))
     outcome, _ = go(write_spec(tmp_path, small_spec(**changes)), tmp_path / "run")
     assert (outcome.code, outcome.stage) == (1, "data_audit")
     assert said in outcome.sentence
@@ -415,12 +419,12 @@ def test_a_sentence_that_cannot_be_read_stops(tmp_path: Path, field: str, text: 
 def test_our_own_section_replaces_nothing_that_is_registered(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
-    from rollonce.experiments.engines.loop_config import loop_config
+    from rollonce.experiments.engines.loop_config import make_loop_config
 
     loaded = write_spec(tmp_path, small_spec(**{f"rollonce.{k}": v for k, v in changes.items()}))
     settings = derive_settings(loaded.spec)
     with pytest.raises(InputError, match=said.replace(".", r"\.")):
-        loop_config(loaded.spec, settings, loaded.spec.arms[0], 3, service=False)
+        make_loop_config(loaded.spec, settings, loaded.spec.arms[0], 3, service=False)
 
 
 def test_two_sentences_that_differ_stop(tmp_path: Path) -> None:
@@ -458,14 +462,14 @@ def test_a_renderer_can_be_mended_until_something_was_spent(spec: LoadedSpec, tm
     directory = tmp_path / "run"
     directory.mkdir()
     settings = derive_settings(spec.spec)
-    first, second = (settings.with_option("renderer", name, "--renderer") for name in ("qwen3_5", "role_colon"))
+    first, second = (settings.with_command_option("renderer", name, "--renderer") for name in ("qwen3_5", "role_colon"))
     run = ExperimentRun(spec, first, FakeEngine(spec.spec, first), directory)
     assert run.chain.records[-1].data["settings"]["renderer"] == "qwen3_5"
     mended = ExperimentRun(spec, second, FakeEngine(spec.spec, second), directory)
     assert mended.chain.records[-1].stage == "settings"
     assert {r.spec for r in mended.chain.records} == {spec.sha256}  # outside of the specification's hash
     outcome = run_experiment(mended)
-    _, text = write_report(directory, "command", outcome)
+    _, text = write_experiment_report(directory, "command", outcome)
     page = (directory / "report.html").read_text()
     assert "renderer role_colon" in page
     with pytest.raises(InputError, match=r"renderer from 'role_colon' to 'qwen3_5' cannot be changed"):
@@ -498,14 +502,14 @@ def test_a_two_rate_grid_is_chosen_on_holdout_tasks_and_only_the_chosen_are_eval
     skill = {"grpo_g8_low": 0.0, "grpo_g8_high": 1.0, "gs1_tfidf_g1_low": 1.0, "gs1_tfidf_g1_high": 1.0}
     outcome, chain = go(loaded, tmp_path / "run", skill=skill)
     assert outcome.code == 0
-    record = chain.latest("selection")
+    record = chain.latest_of_stage("selection")
     assert record is not None
     # Equal ones: the lower rate.
     assert record.data["chosen"] == {"grpo_g8_high": "grpo_g8", "gs1_tfidf_g1_low": "gs1_tfidf_g1"}
     evaluated = [r.stage for r in chain.records if r.stage.startswith("evaluation:")]
     assert evaluated == ["evaluation:grpo_g8_high", "evaluation:gs1_tfidf_g1_low"]
     assert outcome.sentence.startswith("Inconclusive: a difference of +0.0000")
-    asked = {r["task_id"] for r in read_lines(tmp_path / "run/selection/grpo_g8_low.jsonl")}
+    asked = {r["task_id"] for r in read_finished_lines(tmp_path / "run/selection/grpo_g8_low.jsonl")}
     assert asked == {f"sel{i}" for i in range(12)}  # none of the test, none of the training set
 
 
@@ -527,11 +531,11 @@ def test_a_grid_that_is_none_is_refused(tmp_path: Path, change: Any, said: str) 
 
 
 def test_the_digest_of_a_checkpoint_is_of_names_and_bytes(tmp_path: Path) -> None:
-    from rollonce.experiments.records import path_digest
+    from rollonce.experiments.records import compute_path_digest
 
     (tmp_path / "final").mkdir()
     (tmp_path / "final/a").write_text("1")
-    before = path_digest(tmp_path / "final")
-    assert before == digest({"a": path_digest(tmp_path / "final/a")})
+    before = compute_path_digest(tmp_path / "final")
+    assert before == compute_json_digest({"a": compute_path_digest(tmp_path / "final/a")})
     (tmp_path / "final/a").rename(tmp_path / "final/b")
-    assert path_digest(tmp_path / "final") != before
+    assert compute_path_digest(tmp_path / "final") != before

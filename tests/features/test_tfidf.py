@@ -63,7 +63,7 @@ def test_equals_scikit_learn(s):
     np.testing.assert_allclose(ours.idf_, reference.idf_, rtol=0, atol=1e-12)
     for texts in (TEXTS, NEW):
         np.testing.assert_allclose(
-            ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12
+            ours.transform_tasks(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12
         )
 
 
@@ -95,14 +95,14 @@ def test_equals_scikit_learn_on_any_text(texts, analyzer, low, more, sublinear):
     ours = Tfidf(**s).fit(texts)
     assert list(ours.vocabulary_) == reference.get_feature_names_out().tolist()
     np.testing.assert_allclose(
-        ours.transform(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12
+        ours.transform_tasks(texts).to_dense(), reference.transform(texts).toarray(), rtol=0, atol=1e-12
     )
 
 
 def test_by_hand():
     f = Tfidf().fit(["red red blue", "blue"])
     # blue is in both prompts: ln(3/3) + 1 = 1; red in one: ln(3/2) + 1 = 1.405465
-    x = f.transform(["red red blue"]).to_dense()[0]
+    x = f.transform_tasks(["red red blue"]).to_dense()[0]
     norm = np.hypot(1.0, 2 * 1.4054651081081644)
     np.testing.assert_allclose(x, [1 / norm, 2 * 1.4054651081081644 / norm], atol=1e-15)
 
@@ -111,7 +111,7 @@ def test_skeleton_makes_one_template_of_many_numbers():
     x = (
         Tfidf(skeleton=True)
         .fit(["add 12 and 7", "add 3,000.5 and 99", "take 1 from 2"])
-        .transform(["add 12 and 7", "add 5 and 6"])
+        .transform_tasks(["add 12 and 7", "add 5 and 6"])
     )
     np.testing.assert_allclose(x.to_dense()[0], x.to_dense()[1], atol=0)
 
@@ -124,13 +124,13 @@ def test_a_fitted_one_comes_back_from_plain_json():
     f = Tfidf(analyzer="char", ngrams=(2, 3), sublinear=True).fit(TEXTS)
     g = from_config(json.loads(json.dumps(f.config())))
     g.load_state_dict(json.loads(json.dumps(f.state_dict())))
-    assert np.array_equal(f.transform(NEW).to_dense(), g.transform(NEW).to_dense())
-    assert f.key == g.key
+    assert np.array_equal(f.transform_tasks(NEW).to_dense(), g.transform(NEW).to_dense())
+    assert f.matrix_cache_key == g.key
 
 
 def test_unfitted_and_bad_settings_say_what_to_do():
     with pytest.raises(InputError, match=r"call fit\(prompts\)"):
-        Tfidf().transform(["a b"])
+        Tfidf().transform_tasks(["a b"])
     with pytest.raises(InputError, match="'sentence'"):
         Tfidf(analyzer="sentence")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="shortest <= longest"):
@@ -143,8 +143,8 @@ def test_refitting_forgets_cached_matrices():
 
     tasks = Tasks(["red blue", "green"])
     f = Tfidf().fit(["red"])
-    assert f.transform(tasks).shape == (2, 1)
-    assert f.fit(["red", "blue", "green"]).transform(tasks).shape == (2, 3)
+    assert f.transform_tasks(tasks).shape == (2, 1)
+    assert f.fit(["red", "blue", "green"]).transform_tasks(tasks).shape == (2, 3)
 
 
 @pytest.mark.parametrize("stretch", [1, 5000])  # few columns are looked up in a table, very many are searched
@@ -156,36 +156,38 @@ def test_sparse_rows_multiply_as_dense_ones(stretch):
     starts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=100))])
     x = SparseRows(starts, (columns * stretch).astype(np.int32), dense[at, columns], 50 * stretch)
     rows = np.array([5, 3, 5, 29, 0])
-    np.testing.assert_allclose(x.dot_transposed(x), dense @ dense.T, atol=1e-14)
-    np.testing.assert_allclose(x[rows].dot_transposed(x), dense[rows] @ dense.T, atol=1e-14)
-    np.testing.assert_allclose(x.dot_transposed(x[rows]), dense @ dense[rows].T, atol=1e-14)
-    np.testing.assert_allclose(x[np.array([3])].dot_transposed(x), np.zeros((1, 100)), atol=0)
-    assert x[np.zeros(0, np.int64)].dot_transposed(x).shape == (0, 100)
+    np.testing.assert_allclose(x.dot_with_transposed(x), dense @ dense.T, atol=1e-14)
+    np.testing.assert_allclose(x[rows].dot_with_transposed(x), dense[rows] @ dense.T, atol=1e-14)
+    np.testing.assert_allclose(x.dot_with_transposed(x[rows]), dense @ dense[rows].T, atol=1e-14)
+    np.testing.assert_allclose(x[np.array([3])].dot_with_transposed(x), np.zeros((1, 100)), atol=0)
+    assert x[np.zeros(0, np.int64)].dot_with_transposed(x).shape == (0, 100)
     assert np.array_equal(x[rows].to_dense()[:, ::stretch], dense[rows])
-    assert np.array_equal(SparseRows.stack([x[rows], x]).to_dense()[:, ::stretch], np.vstack([dense[rows], dense]))
+    assert np.array_equal(
+        SparseRows.stack_vertically([x[rows], x]).to_dense()[:, ::stretch], np.vstack([dense[rows], dense])
+    )
 
 
 @pytest.mark.parametrize("options", [{"ngrams": (2, 5)}, {"ngrams": (1, 3), "skeleton": True, "max_features": 40}])
 def test_character_ngrams_found_at_once_are_those_found_one_by_one(options):
     prompts = [f"add {a} and {a * a} naïve Σίσυφος" for a in range(30)] + ODD_PROMPTS
     feature = Tfidf(analyzer="char", **options).fit(prompts[::2])
-    at_once = feature.compute(Tasks(prompts))
+    at_once = feature.compute_feature_matrix(Tasks(prompts))
     assert feature._table is not None
     assert feature._table[1] is not None
     feature._table = (feature.vocabulary_, None)
-    one_by_one = feature.compute(Tasks(prompts))
+    one_by_one = feature.compute_feature_matrix(Tasks(prompts))
     for part in ("indptr", "indices", "data"):
         np.testing.assert_array_equal(getattr(at_once, part), getattr(one_by_one, part))
 
 
 def test_ngrams_too_long_for_a_number_are_found_all_the_same():
     feature = Tfidf(analyzer="char", ngrams=(2, 30)).fit(["the quick brown fox jumps over the lazy dog"])
-    row = feature.compute(Tasks(["the quick brown fox jumps over the lazy dog"]))
+    row = feature.compute_feature_matrix(Tasks(["the quick brown fox jumps over the lazy dog"]))
     assert len(row.data) == len(feature.vocabulary_)
-    assert NgramTable.of(feature.vocabulary_) is None
+    assert NgramTable.from_vocabulary(feature.vocabulary_) is None
     # longer n-grams than any term, whose keys would run over
     few = Tfidf(analyzer="char", ngrams=(1, 60), max_features=3).fit(["aaab aaab aab"])
     assert list(few.vocabulary_) == ["a", "aa", "aab"]
     np.testing.assert_array_equal(
-        few.compute(Tasks(["aab a", "ba"])).to_dense() > 0, [[True, True, True], [True, False, False]]
+        few.compute_feature_matrix(Tasks(["aab a", "ba"])).to_dense() > 0, [[True, True, True], [True, False, False]]
     )

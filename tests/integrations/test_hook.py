@@ -23,7 +23,7 @@ from rollonce.baselines import (
     Rloo,
     SelfTuning,
     Tracker,
-    family_mean,
+    family_mean_baseline,
 )
 from rollonce.errors import InputError
 from rollonce.integrations import AdvantageHook, AdvantageWarning
@@ -147,7 +147,7 @@ def test_history_mode_sees_the_past_alone():
 
 
 def test_history_mode_kernel_is_the_kernel_mean_of_past_rows_by_hand():
-    hook = AdvantageHook(family_mean("family"), history_mode=True, step_rows=4, warn=False)
+    hook = AdvantageHook(family_mean_baseline("family"), history_mode=True, step_rows=4, warn=False)
     fam = lambda *v: {"family": list(v)}  # noqa: E731
     hook.advantages(list("abcd"), [1.0, 0.0, 0.0, 0.0], columns=fam("x", "x", "y", "y"))
     got = hook.advantages(list("efg"), [1.0, 1.0, 1.0], columns=fam("x", "y", "z"))

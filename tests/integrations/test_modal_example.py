@@ -92,8 +92,8 @@ def test_the_registered_document_is_changed_by_a_section_of_ours_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rollonce.experiments.derive import derive_settings
-    from rollonce.experiments.loading import load_spec
-    from rollonce.experiments.safeguards import switched_off
+    from rollonce.experiments.loading import load_specification
+    from rollonce.experiments.safeguards import find_safeguards_switched_off
 
     module = load_example(monkeypatch, tmp_path)
     registered = module.read_registered(module.SPEC)
@@ -101,10 +101,10 @@ def test_the_registered_document_is_changed_by_a_section_of_ours_alone(
     assert {k: v for k, v in document.items() if k != "rollonce"} == registered
     path = tmp_path / "x.spec.json"
     path.write_text(json.dumps(document))
-    loaded = load_spec(path)
+    loaded = load_specification(path)
     settings = derive_settings(loaded.spec)
     assert (settings.engine, settings.max_tokens) == ("local", 512)
-    assert "this run trains with our own loop (engine local)" in switched_off(loaded, settings)[0]
+    assert "this run trains with our own loop (engine local)" in find_safeguards_switched_off(loaded, settings)[0]
     # On the service the file goes as it is, byte for byte but for its layout.
     assert registered == json.loads((ROOT / module.SPEC).read_text())
 

@@ -333,7 +333,7 @@ def test_a_trainer_carries_the_history_in_its_checkpoint(openrlhf, monkeypatch):
     )
     monkeypatch.setattr(openrlhf.trainer, "init_checkpoint_states", lambda self: dict(saved) or {"global_step": 0})
     strategy = SimpleNamespace(args=namespace(SETTINGS))
-    cls = ours.with_baseline(openrlhf.trainer, KernelBaseline(window=24).fit(PROMPTS))
+    cls = ours.make_baseline_trainer(openrlhf.trainer, KernelBaseline(window=24).fit(PROMPTS))
     rng = np.random.default_rng(4)
     steps = [samples(rng) for _ in range(3)]
 
@@ -361,7 +361,7 @@ def test_a_trainer_carries_the_history_in_its_checkpoint(openrlhf, monkeypatch):
 def test_without_openrlhf_the_module_imports_and_says_what_is_missing(monkeypatch):
     without(monkeypatch, "openrlhf")
     with pytest.raises(MissingExtraError, match="needs the package openrlhf"):
-        ours.install(LeaveOneOut())
+        ours.install_baseline_trainer(LeaveOneOut())
 
 
 def test_the_command_line_without_a_baseline_or_openrlhf_ends_in_a_sentence(tmp_path):
@@ -412,7 +412,7 @@ def test_install_puts_our_trainer_where_the_command_line_looks(monkeypatch):
     names = real()
     stock = names.ppo_trainer.PPOTrainer
     monkeypatch.setattr(names.ppo_trainer, "PPOTrainer", stock)
-    ours.install(LeaveOneOut())
+    ours.install_baseline_trainer(LeaveOneOut())
     made = names.ppo_trainer.PPOTrainer
     assert made is not stock
     assert hasattr(made, "remote")

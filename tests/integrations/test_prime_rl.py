@@ -14,7 +14,7 @@ from fake_modules import module, without
 from prime_rl_parts import REAL, PrimeRl, advantages_of
 from surprise import MeanSurprise
 
-from rollonce.baselines import KernelBaseline, LeaveOneOut, family_mean
+from rollonce.baselines import KernelBaseline, LeaveOneOut, family_mean_baseline
 from rollonce.errors import InputError
 from rollonce.integrations import prime_rl
 
@@ -116,19 +116,19 @@ def test_several_trained_agents_are_refused(trainer):
 
 def test_prompts_as_the_reader_of_traces_has_them(trainer):
     (plain,) = trainer.episode("add 1 and 1", 1.0).traces
-    assert prime_rl.prompt_of(plain) == "add 1 and 1"
+    assert prime_rl.read_trace_prompt(plain) == "add 1 and 1"
     (system,) = trainer.episode("add", 1.0, system_prompt="Be brief.").traces
-    assert prime_rl.prompt_of(system) == "system: Be brief.\n\nuser: add"
+    assert prime_rl.read_trace_prompt(system) == "system: Be brief.\n\nuser: add"
     (opened,) = trainer.episode(None, 1.0, opening="the user opens").traces
-    assert prime_rl.prompt_of(opened) == "the user opens"
+    assert prime_rl.read_trace_prompt(opened) == "the user opens"
     opened.nodes[:] = opened.nodes[1:]
     with pytest.raises(InputError, match="neither task"):
-        prime_rl.prompt_of(opened)
+        prime_rl.read_trace_prompt(opened)
 
 
 def test_columns_come_from_the_task_s_data(trainer):
     config = trainer.config(batch_size=2)
-    prime_rl.install(config, family_mean("family", window=8))
+    prime_rl.install(config, family_mean_baseline("family", window=8))
     ours = built(trainer, config)
     score(ours, trainer.episode("a", 1.0, family="add"), trainer.episode("b", 0.0, family="sort"))
     assert score(ours, trainer.episode("c", 1.0, family="sort")) == [1.0]

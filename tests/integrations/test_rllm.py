@@ -14,7 +14,7 @@ from fake_modules import without
 from rllm_parts import Rllm
 from surprise import MeanSurprise
 
-from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, family_mean
+from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, family_mean_baseline
 from rollonce.errors import InputError
 from rollonce.integrations import rllm
 
@@ -83,7 +83,7 @@ def test_prompts_of_tasks_rows_and_messages(trainer):
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "what the policy said"}]
 
     def prompt(task, messages=None):
-        return rllm.prompt_of(trainer.group(task, 1.0, messages=messages))
+        return rllm.read_group_prompt(trainer.group(task, 1.0, messages=messages))
 
     assert prompt(None, chat) == "hello"
     assert prompt(trainer.task(id="1", instruction="add")) == "add"
@@ -98,7 +98,7 @@ def test_prompts_of_tasks_rows_and_messages(trainer):
 
 def test_columns_come_from_the_task_s_row(trainer):
     config = trainer.config()
-    name = rllm.register(config, family_mean("family"))
+    name = rllm.register(config, family_mean_baseline("family"))
     rows = [trainer.task(id=str(i), instruction=str(i), metadata={"family": f}) for i, f in enumerate("aabb")]
     groups = [trainer.group(t, r, task_id=t.id) for t, r in zip(rows, (1.0, 0.0, 1.0, 1.0), strict=True)]
     assert trainer.train_step(config, {"solver": name}, groups) == [[1.0], [-1.0], [0.0], [0.0]]

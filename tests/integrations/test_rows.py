@@ -8,10 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollonce.baselines import KernelBaseline, LeaveOneOut, Tracker, family_mean
+from rollonce.baselines import KernelBaseline, LeaveOneOut, Tracker, family_mean_baseline
 from rollonce.errors import InputError
-from rollonce.integrations import Rule, gather_rows, make_rows, prompt_text, refuse, setting_of, stable_task_id
-from rollonce.integrations.rows import columns_needed, reads_prompts
+from rollonce.integrations import (
+    Rule,
+    gather_rows,
+    make_rollout_rows,
+    read_dotted_setting,
+    refuse,
+    render_prompt_text,
+    stable_task_id,
+)
+from rollonce.integrations.rows import depends_on_prompts, find_needed_columns
 
 HEAVY = [
     "torch",
@@ -51,7 +59,7 @@ def test_importing_every_integration_loads_no_trainer():
 
 
 def test_padding_goes_and_turns_of_a_rollout_count_once():
-    rows = make_rows(
+    rows = make_rollout_rows(
         ["p", "q", "q and what was said", "r", "pad"],
         [1.0, 0.5, 0.5, 0.0, 9.0],
         keep=[True, True, True, True, False],
@@ -63,7 +71,7 @@ def test_padding_goes_and_turns_of_a_rollout_count_once():
     assert rows.batch.rewards_B.tolist() == [1.0, 0.5, 0.0]
     assert rows.rollout_N.tolist() == [0, 1, 1, 2, -1]
     assert rows.kept_N.tolist() == [True, True, True, True, False]
-    assert rows.spread(np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 2.0, 3.0, 0.0]
+    assert rows.spread_over_rows(np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 2.0, 3.0, 0.0]
 
 
 def as_torch(values):
@@ -78,7 +86,7 @@ def as_torch_list(values):
 def test_ids_and_masks_as_tensors_are_their_values(of):
     # A 0-d tensor is hashed by identity: turns of a rollout would each be a rollout, and b of one would hold the
     # other's reward, its own.
-    rows = make_rows(
+    rows = make_rollout_rows(
         ["p", "p and more", "p", "pad"],
         of([1.0, 1.0, 0.0, 9.0]),
         keep=of([True, True, True, False]),
@@ -94,7 +102,7 @@ def test_ids_and_masks_as_tensors_are_their_values(of):
 
 
 def test_masks_and_ids_of_two_dimensions():
-    rows = make_rows(
+    rows = make_rollout_rows(
         ["p", "q", "q"],
         [1.0, 0.0, 0.0],
         keep=np.array([[False], [True], [True]]),
@@ -102,33 +110,33 @@ def test_masks_and_ids_of_two_dimensions():
     )
     assert rows.rollout_N.tolist() == [-1, 0, 0]
     with pytest.raises(InputError, match="keep must hold one value for each row, not 2"):
-        make_rows(["p", "q"], [1.0, 0.0], keep=np.ones((2, 2)))
+        make_rollout_rows(["p", "q"], [1.0, 0.0], keep=np.ones((2, 2)))
 
 
 @pytest.mark.parametrize(("rule", "want"), [("first", 0.25), ("last", 1.0), ("sum", 1.25)])
 def test_rewards_that_differ_between_the_turns_of_a_rollout(rule, want):
     given = {"prompts": ["p", "p p", "q"], "rewards": [0.25, 1.0, 0.0], "rollout_ids": [7, 7, 8]}
-    assert make_rows(**given, rollout_reward=rule).batch.rewards_B.tolist() == [want, 0.0]
+    assert make_rollout_rows(**given, rollout_reward=rule).batch.rewards_B.tolist() == [want, 0.0]
     with pytest.raises(InputError, match=r"rows \[0, 1\] belong to one rollout \(7\).*rollout_reward='last'"):
-        make_rows(**given)
+        make_rollout_rows(**given)
 
 
 def test_a_rollout_without_a_reward_is_named_or_dropped():
     for missing in (None, float("nan")):
         with pytest.raises(InputError, match=r"row 1 has reward nan .*no reward function graded it"):
-            make_rows(["a", "b"], [1.0, missing])
-        rows = make_rows(["a", "b", "c"], [1.0, missing, 0.0], ungraded="drop")
+            make_rollout_rows(["a", "b"], [1.0, missing])
+        rows = make_rollout_rows(["a", "b", "c"], [1.0, missing, 0.0], ungraded="drop")
         assert rows.batch.tasks.prompts == ["a", "c"]
         assert rows.rollout_N.tolist() == [0, -1, 1]
     with pytest.raises(InputError, match=r"row 0 has reward inf .*not finite"):
-        make_rows(["a"], [float("inf")], ungraded="drop")
+        make_rollout_rows(["a"], [float("inf")], ungraded="drop")
 
 
 def test_lengths_that_differ_are_named():
     with pytest.raises(InputError, match="2 rewards but 3 prompts"):
-        make_rows(["a", "b", "c"], [1.0, 0.0])
+        make_rollout_rows(["a", "b", "c"], [1.0, 0.0])
     with pytest.raises(InputError, match="2 rewards but 1 family"):
-        make_rows(["a", "b"], [1.0, 0.0], columns={"family": ["x"]})
+        make_rollout_rows(["a", "b"], [1.0, 0.0], columns={"family": ["x"]})
 
 
 def test_ids_follow_the_normalised_prompt_alone():
@@ -138,29 +146,29 @@ def test_ids_follow_the_normalised_prompt_alone():
     import hashlib
 
     assert a == hashlib.blake2b(b"what is 2+2?", digest_size=8).hexdigest()
-    assert make_rows(
+    assert make_rollout_rows(
         [[{"role": "user", "content": "what is 2+2?"}], "What is 2+2?"], [0, 1]
     ).batch.tasks.task_ids.tolist() == [a, a]
-    assert make_rows(["x", "x"], [0, 1], task_ids=[3, 4]).batch.tasks.task_ids.tolist() == ["3", "4"]
-    assert make_rows(None, [0, 1]).batch.tasks.task_ids.tolist() == ["row 0", "row 1"]
+    assert make_rollout_rows(["x", "x"], [0, 1], task_ids=[3, 4]).batch.tasks.task_ids.tolist() == ["3", "4"]
+    assert make_rollout_rows(None, [0, 1]).batch.tasks.task_ids.tolist() == ["row 0", "row 1"]
 
 
 def test_prompts_as_messages_and_what_is_no_prompt():
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert prompt_text(chat) == "system: be brief\n\nuser: hello"
-    assert prompt_text(np.array(chat, dtype=object)) == prompt_text(chat)
+    assert render_prompt_text(chat) == "system: be brief\n\nuser: hello"
+    assert render_prompt_text(np.array(chat, dtype=object)) == render_prompt_text(chat)
     with pytest.raises(InputError, match="not int"):
-        prompt_text(5)
+        render_prompt_text(5)
     with pytest.raises(InputError, match="messages with 'role'"):
-        prompt_text([1, 2, 3])
+        render_prompt_text([1, 2, 3])
 
 
 def test_what_a_baseline_reads():
-    assert columns_needed(family_mean("source")) == ["source"]
-    assert columns_needed(KernelBaseline()) == []
-    assert reads_prompts(KernelBaseline())
-    assert reads_prompts(Tracker()), "a tracker knows a task by its prompt"
-    assert not reads_prompts(LeaveOneOut())
+    assert find_needed_columns(family_mean_baseline("source")) == ["source"]
+    assert find_needed_columns(KernelBaseline()) == []
+    assert depends_on_prompts(KernelBaseline())
+    assert depends_on_prompts(Tracker()), "a tracker knows a task by its prompt"
+    assert not depends_on_prompts(LeaveOneOut())
 
 
 def test_ranks_of_unequal_size_come_in_one_order():
@@ -190,12 +198,12 @@ def test_settings_that_break_are_all_named_with_their_fix():
         refuse(settings, rules, "toy")
     refuse({"algorithm": argparse.Namespace(norm=False), "n": 1}, rules, "toy")
     refuse({"algorithm": None}, rules, "toy")
-    assert setting_of(settings, "algorithm.norm") is True
-    assert setting_of(settings, "algorithm.other", "default") == "default"
+    assert read_dotted_setting(settings, "algorithm.norm") is True
+    assert read_dotted_setting(settings, "algorithm.other", "default") == "default"
 
 
 def test_log_probabilities_of_a_rollout_s_rows_add_up_and_one_unknown_makes_the_sum_unknown():
-    rows = make_rows(
+    rows = make_rollout_rows(
         list("aabbcd"),
         [1.0, 1.0, 0.0, 0.0, 0.0, 9.0],
         rollout_ids=[0, 0, 1, 1, 2, 3],
@@ -203,8 +211,8 @@ def test_log_probabilities_of_a_rollout_s_rows_add_up_and_one_unknown_makes_the_
         keep=[True] * 5 + [False],
     )
     np.testing.assert_array_equal(rows.batch.log_probs_B, [-3.0, np.nan, -5.0])
-    assert make_rows(["a"], [1.0]).batch.log_probs_B is None
+    assert make_rollout_rows(["a"], [1.0]).batch.log_probs_B is None
     with pytest.raises(InputError, match=r"rollout 1 is 2; .*at most 0 \(not -log p\)"):
-        make_rows(["a", "b"], [1.0, 0.0], log_probs=[-1.0, 2.0])
+        make_rollout_rows(["a", "b"], [1.0, 0.0], log_probs=[-1.0, 2.0])
     with pytest.raises(InputError, match="2 rewards but 1 log_probs"):
-        make_rows(["a", "b"], [1.0, 0.0], log_probs=[-1.0])
+        make_rollout_rows(["a", "b"], [1.0, 0.0], log_probs=[-1.0])

@@ -404,7 +404,7 @@ def test_a_run_goes_on_from_its_checkpoint(skyrl, tmp_path, monkeypatch):
 
 def test_registering_twice_is_harmless(skyrl):
     ours.register()
-    assert skyrl.estimator("gs1") is ours.gs1
+    assert skyrl.estimator("gs1") is ours.compute_gs1_advantages
 
 
 def test_without_skyrl_the_module_imports_and_says_what_is_missing(monkeypatch):
@@ -495,7 +495,9 @@ def test_the_example_builds_on_skyrls_own_experiment(monkeypatch):
 def test_leave_one_out_of_the_whole_step():
     rewards = np.random.default_rng(6).random(9).astype(np.float32)
     batch = Batch.of(["p"] * 9, rewards.astype(np.float64))
-    got, _ = ours.batch_loo(torch.tensor(rewards)[:, None], torch.ones(9, 1), [str(i) for i in range(9)])
+    got, _ = ours.compute_batch_loo_advantages(
+        torch.tensor(rewards)[:, None], torch.ones(9, 1), [str(i) for i in range(9)]
+    )
     np.testing.assert_allclose(got[:, 0].numpy(), batch.rewards_B - LeaveOneOut().predict(batch).baseline_B, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ import pytest
 from slime_parts import TRAINERS, Slime
 from surprise import MeanSurprise, let_files_name_it
 
-from rollonce.baselines import Batch, KernelBaseline, family_mean
+from rollonce.baselines import Batch, KernelBaseline, family_mean_baseline
 from rollonce.errors import InputError
 from rollonce.integrations import slime
 
@@ -76,7 +76,7 @@ def test_segments_without_a_rollout_id_are_one_rollout_by_their_index(trainer, f
 
 def test_reward_keys_and_metadata(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(slime, "_hooks", {})
-    family_mean("family").save(tmp_path / "family.json")
+    family_mean_baseline("family").save(tmp_path / "family.json")
     args = trainer.args(rollonce_baseline=str(tmp_path / "family.json"), reward_key="acc")
     rows = [
         trainer.sample(i, str(i), {"acc": r}, metadata={"family": f})

@@ -18,7 +18,7 @@ from surprise import MeanSurprise
 from rollonce.baselines import Batch, FlashReinforce, Grpo, LeaveOneOut, published_length_buckets, published_tfidf
 from rollonce.errors import InputError
 from rollonce.integrations import tinker_cookbook
-from rollonce.integrations.tinker_cookbook import check_cookbook, cookbook_baseline
+from rollonce.integrations.tinker_cookbook import cookbook_baseline, import_patchable_cookbook
 
 QUESTIONS = [
     "What is 1 + 1?",
@@ -273,7 +273,7 @@ def test_tasks_shifted_against_their_rollouts_are_noticed(tmp_path: Path) -> Non
     with cookbook_baseline(LeaveOneOut()), pytest.raises(InputError, match="do not belong together"):
         run(tmp_path / "a")
     with cookbook_baseline(LeaveOneOut()) as patched, pytest.raises(InputError, match="5 groups but 4 tasks"):
-        patched.step(0, [g for _, g in shifted], [b for b, _ in shifted[:4]], standin.Tokenizer())
+        patched.compute_step_advantages(0, [g for _, g in shifted], [b for b, _ in shifted[:4]], standin.Tokenizer())
 
 
 def test_a_call_from_elsewhere_gets_a_sentence_not_wrong_numbers() -> None:
@@ -302,10 +302,10 @@ def test_a_version_without_the_names_is_refused_with_those_that_work(monkeypatch
     with pytest.raises(
         InputError, match=r"prepare_minibatch has no parameter 'env_group_builders_P'.*0\.5\.8 and 0\.6\.1"
     ):
-        check_cookbook()
+        import_patchable_cookbook()
     monkeypatch.delattr(standin, "prepare_minibatch")
     with pytest.raises(InputError, match="prepare_minibatch is not there"):
-        check_cookbook()
+        import_patchable_cookbook()
 
 
 def test_a_tuned_file_starts_without_its_old_history(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import trl
 from surprise import MeanSurprise
 from trl_runs import PROMPTS, coin, data, model, recorded, run, settings, sometimes_none, world_rewards
 
-from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, SelfTuning, family_mean
+from rollonce.baselines import Batch, KernelBaseline, LeaveOneOut, Rloo, SelfTuning, family_mean_baseline
 from rollonce.errors import InputError
 from rollonce.integrations import AdvantageWarning
 from rollonce.integrations.trl import (
@@ -139,7 +139,7 @@ def test_several_reward_functions_weights_columns_and_chat(tmp_path):
 
     trainer = run(
         tmp_path,
-        baseline=family_mean("family"),
+        baseline=family_mean_baseline("family"),
         reward=[coin, by_family],
         reward_weights=[1.0, 0.5],
         train=data(chat=True),
@@ -149,7 +149,7 @@ def test_several_reward_functions_weights_columns_and_chat(tmp_path):
         total = each[:, 0] + 0.5 * np.nan_to_num(each[:, 1])
         prompts = [p[0]["content"] for p in batch["prompts"]]
         columns = {"family": [p.split()[0] for p in prompts]}
-        want = family_mean("family").advantages(Batch.of(prompts, total, columns=columns))
+        want = family_mean_baseline("family").advantages(Batch.of(prompts, total, columns=columns))
         np.testing.assert_allclose(batch["own"], want, rtol=0, atol=1e-6)
 
 
@@ -250,8 +250,8 @@ def test_two_processes_see_one_batch(tmp_path):
         ({"kind": "RLOO", "normalize_advantages": True}, "normalize_advantages=True.*whiten=True"),
         ({"kind": "RLOO", "beta": 0.05}, r"beta=0\.05.*beta=0\.0"),
         ({"per_device_train_batch_size": 32}, "takes 32 different tasks and the training set has 16"),
-        ({"baseline": family_mean("source")}, "column 'source'.*it has prompt, family"),
-        ({"baseline": family_mean("family"), "remove_unused_columns": True}, "remove_unused_columns=True"),
+        ({"baseline": family_mean_baseline("source")}, "column 'source'.*it has prompt, family"),
+        ({"baseline": family_mean_baseline("family"), "remove_unused_columns": True}, "remove_unused_columns=True"),
         ({"baseline": Rloo()}, "needs several rollouts of a task"),
         ({"baseline": "no-such-file.json"}, "no such file"),
     ],
@@ -360,14 +360,14 @@ def log_probs_by_hand(trainer, output):
     ],
 )
 def test_log_probabilities_are_those_of_the_sampled_completions(tmp_path, monkeypatch, kind, changes, field):
-    expected, stock = [], _SingleRollout._log_probs
+    expected, stock = [], _SingleRollout._completion_log_probs
 
     def recorded_log_probs(trainer, output):
         assert [k for k in output if "logps" in k] == ([] if field is None else [field])
         expected.extend(log_probs_by_hand(trainer, output))
         return stock(trainer, output)
 
-    monkeypatch.setattr(_SingleRollout, "_log_probs", recorded_log_probs)
+    monkeypatch.setattr(_SingleRollout, "_completion_log_probs", recorded_log_probs)
     trainer = run(tmp_path, baseline=MeanSurprise(), kind=kind, max_steps=1, **changes)
     assert len(expected) == 8
     assert max(expected) < -0.1

@@ -353,13 +353,13 @@ def test_a_run_goes_on_from_its_checkpoint(verl, tmp_path):
     trainer = make(verl, tmp_path)
     whole = [advantages(verl, trainer, s) for s in steps[:2]]
     trainer.global_steps = 2
-    trainer._gs1.save(trainer._state_path())
+    trainer._gs1.save(trainer._history_state_path())
     whole.append(advantages(verl, trainer, steps[2]))
 
     resumed = make(verl, tmp_path)
     resumed.global_steps = 2
     without_history = advantages(verl, make(verl, tmp_path), steps[2])
-    resumed._gs1.load(resumed._state_path())
+    resumed._gs1.load(resumed._history_state_path())
     np.testing.assert_array_equal(advantages(verl, resumed, steps[2]), whole[2])
     assert np.abs(whole[2] - without_history).max() > 1e-4
 
@@ -413,7 +413,7 @@ def test_registering_twice_is_harmless(verl):
     before = dict(verl.trainers)
     ours.register()
     assert verl.trainers == before
-    assert verl.registry["gs1"] is ours.gs1
+    assert verl.registry["gs1"] is ours.compute_gs1_advantages
 
 
 def test_a_singleton_is_judged_by_the_other_tasks(verl):
@@ -698,7 +698,7 @@ def test_batch_loo_is_the_leave_one_out_baseline_of_any_dtype():
     batch = Batch.of(["p"] * 12, rewards.astype(np.float32).astype(np.float64))
     expected = batch.rewards_B - LeaveOneOut().predict(batch).baseline_B
     for dtype, atol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        got, _ = ours.batch_loo(
+        got, _ = ours.compute_batch_loo_advantages(
             torch.tensor(rewards.astype(np.float32), dtype=dtype)[:, None], torch.ones(12, 1), list("abcdefghijkl")
         )
         assert got.dtype == dtype

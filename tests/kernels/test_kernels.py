@@ -54,7 +54,7 @@ def test_nearest_neighbours_share_ties_that_differ_by_rounding_only():
         rewards = rng.random(12)
         similarity = reference.tfidf_similarity(prompts)
         untied += sum(len(np.unique(row)) > len(np.unique(row.round(9))) for row in similarity)
-        want = reference.gs1_baseline(similarity.round(9), rewards, 1e-12)
+        want = reference.gs1_kernel_baseline(similarity.round(9), rewards, 1e-12)
         np.testing.assert_allclose(b_of(Softmax(temperature=1e-12), prompts, rewards), want, atol=1e-12)
         far = np.where(np.eye(12, dtype=bool), -1.0, similarity.round(9))
         nearest = reference.weighted_baseline(far == far.max(axis=1, keepdims=True), rewards)
@@ -189,7 +189,7 @@ def test_bad_settings_name_the_setting(make, word):
 @pytest.mark.parametrize("kernel", [Nearest(), Buckets(), Mixture([Uniform()], [1.0])], ids=repr)
 def test_what_is_no_covariance_says_so(kernel):
     with pytest.raises(InputError, match="no covariance"):
-        kernel.covariance(batch(ALONE, [0.0] * 3).tasks, np.arange(3)[None], np.arange(3)[None])
+        kernel.compute_covariance(batch(ALONE, [0.0] * 3).tasks, np.arange(3)[None], np.arange(3)[None])
 
 
 @pytest.mark.parametrize("kernel", [Cosine(), Softmax(), Rbf(), Uniform(), Product([Softmax(), Rbf()])], ids=repr)
@@ -197,11 +197,11 @@ def test_covariances_are_symmetric_and_positive_semi_definite(kernel):
     tasks = batch(["red apple pie", "red car", "blue car", "a long text about the blue sea", "apple"], [0.0] * 5).tasks
     kernel.fit(tasks)
     at = np.arange(5)[None]
-    c = kernel.covariance(tasks, at, at)[0]
+    c = kernel.compute_covariance(tasks, at, at)[0]
     np.testing.assert_allclose(c, c.T, atol=1e-15)
     np.testing.assert_allclose(np.diagonal(c), 1.0, atol=1e-12)
     assert np.linalg.eigvalsh(c).min() > -1e-12
-    np.testing.assert_allclose(kernel.covariance(tasks, at[:, :2], at[:, 1:])[0], c[:2, 1:], atol=1e-12)
+    np.testing.assert_allclose(kernel.compute_covariance(tasks, at[:, :2], at[:, 1:])[0], c[:2, 1:], atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", [Softmax(), Rbf(), Nearest(k=3), Cosine(), Buckets(n=3)], ids=repr)

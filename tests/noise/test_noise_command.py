@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("reasoning_gym")
 
-from rollonce.baselines import NoBaseline, family_mean  # noqa: E402
+from rollonce.baselines import NoBaseline, family_mean_baseline  # noqa: E402
 from rollonce.cli import main  # noqa: E402
 
 SMALL = ["noise", "--n-tasks", "16", "-G", "3", "-B", "4", "--window", "8", "--batches", "200"]
@@ -25,7 +25,7 @@ def files(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("noise")
     tasks = load_tasks("embedded", train=0, holdout=16, test=0).holdout
-    family_mean("family").fit(tasks.as_tasks()).save(folder / "mine.json")
+    family_mean_baseline("family").fit(tasks.as_feature_tasks()).save(folder / "mine.json")
     policy = load_embedded()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -107,24 +107,26 @@ def test_progress_of_every_kind_of_arm_and_the_exponent_that_score_reads(tmp_pat
         assert rows[label]["progress"]["low"] < rows[label]["progress"]["value"] < rows[label]["progress"]["high"]
     assert rows["FlashREINFORCE batch mean"]["progress"]["value"] == pytest.approx(1, abs=0.02)
     assert "Progress of the optimizer" in page.read_text()
-    from rollonce.scoring.exponent import read_exponent
+    from rollonce.scoring.exponent import read_surprisal_exponent
 
-    assert read_exponent(str(saved)) == out["exponents"]["adam"]["exponent"]["value"]
-    assert read_exponent(str(saved), "plain") == out["exponents"]["plain"]["exponent"]["value"]
+    assert read_surprisal_exponent(str(saved)) == out["exponents"]["adam"]["exponent"]["value"]
+    assert read_surprisal_exponent(str(saved), "plain") == out["exponents"]["plain"]["exponent"]["value"]
 
 
 def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
     from rollonce.collecting import CollectSettings
-    from rollonce.collecting.sources import find_tasks
-    from rollonce.commands.noise import Args, _seen_so_far, _tasks_asked_for
+    from rollonce.collecting.sources import draw_tasks_by_seed
+    from rollonce.commands.noise import Args, _load_requested_tasks, _note_on_seen_tasks
 
-    tuned_on = {t.id for t in find_tasks(CollectSettings("embedded", "embedded", "x.jsonl"))}
+    tuned_on = {t.id for t in draw_tasks_by_seed(CollectSettings("embedded", "embedded", "x.jsonl"))}
     assert len(tuned_on) == 64
-    measured_on = {t.id for t in _tasks_asked_for(Args(baseline=("mine.json",)))}
+    measured_on = {t.id for t in _load_requested_tasks(Args(baseline=("mine.json",)))}
     assert len(measured_on) == 256
     assert not tuned_on & measured_on
-    assert tuned_on <= {t.id for t in _tasks_asked_for(Args())}  # without --baseline nothing was tuned on anything
-    assert "may have been tuned on these very tasks" in _seen_so_far(Args(baseline=("mine.json",), split="holdout"))
+    assert tuned_on <= {t.id for t in _load_requested_tasks(Args())}  # without --baseline nothing was tuned on anything
+    assert "may have been tuned on these very tasks" in _note_on_seen_tasks(
+        Args(baseline=("mine.json",), split="holdout")
+    )
 
 
 def test_table_and_page(capsys, tmp_path):

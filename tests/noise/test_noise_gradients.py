@@ -50,12 +50,12 @@ def samples(policy):
     parts = [
         policy.sample(PROMPTS[i : i + 2], max_new_tokens=n, generator=i) for i, n in ((0, 9), (2, 4), (4, 7), (6, 1))
     ]
-    return Samples.concatenate(parts)
+    return Samples.concatenate_samples(parts)
 
 
 def loss_gradient(policy, samples, advantages, weights_BT=None):
     """Of the loop's loss on the whole batch at once."""
-    e = policy.evaluate(samples)
+    e = policy.evaluate_rollouts(samples)
     a = torch.as_tensor(advantages)
     loss = policy_loss(
         e.log_probs_BT, samples.log_probs_BT, a if weights_BT is None else a[:, None] * weights_BT, e.mask_BT
@@ -173,7 +173,7 @@ def test_equal_seeds_are_one_sketch_and_short_vectors_are_kept():
 
 def test_what_has_no_gradient_is_refused(policy, samples):
     with pytest.raises(InputError, match="no trainable parameters"):
-        score_gradients(policy.frozen_copy(), samples)
+        score_gradients(policy.make_frozen_copy(), samples)
     with pytest.raises(InputError, match="at least 0"):
         score_gradients(policy, samples, buckets=-1)
     broken = samples.with_log_probs(torch.full_like(samples.log_probs_BT, -float("inf")))

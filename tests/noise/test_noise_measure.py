@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from noise_worlds import BANDIT, Bandit, unrelated
 
-from rollonce.baselines import Constant, FlashReinforce, LeaveOneOut, NoBaseline, Rloo, Tracker, family_mean
+from rollonce.baselines import Constant, FlashReinforce, LeaveOneOut, NoBaseline, Rloo, Tracker, family_mean_baseline
 from rollonce.errors import InputError
-from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
-from rollonce.noise.moments import lag_effect
+from rollonce.noise.measure import measure_gradient_noise, noise_baselines, with_joint_column
+from rollonce.noise.moments import measure_lag_effect
 from rollonce.rollouts import Rollouts
 from rollonce.scoring.quantities import Design
 from rollonce.scoring.recipe import drawn_baselines
@@ -33,10 +33,10 @@ def many():
     for _ in range(100):
         table, gram = BANDIT.draw(rng, 24, 4)
         out.append(
-            measure_noise(
+            measure_gradient_noise(
                 table,
                 gram,
-                [NoBaseline(), Constant(0.3), family_mean("kind").fit(table.tasks)],
+                [NoBaseline(), Constant(0.3), family_mean_baseline("kind").fit(table.tasks)],
                 batch_size=B,
                 n_batches=300,
             )
@@ -122,8 +122,8 @@ def test_intervals_cover():
     widths = []
     for _ in range(100):
         table, gram = BANDIT.draw(rng, 60, 4)
-        report = measure_noise(
-            table, gram, [NoBaseline(), family_mean("kind").fit(table.tasks)], batch_size=B, n_batches=800
+        report = measure_gradient_noise(
+            table, gram, [NoBaseline(), family_mean_baseline("kind").fit(table.tasks)], batch_size=B, n_batches=800
         )
         for label, value in truth.items():
             ratio = rows_of(report)[label].ratio
@@ -136,10 +136,10 @@ def test_intervals_cover():
 def test_measured_is_predicted_where_the_approximations_hold():
     rng = np.random.default_rng(3)
     table, gram = unrelated(rng, 64, 8)
-    report = measure_noise(
+    report = measure_gradient_noise(
         table,
         gram,
-        [NoBaseline(), Constant(0.5), LeaveOneOut(window=32), family_mean("kind").fit(table.tasks)],
+        [NoBaseline(), Constant(0.5), LeaveOneOut(window=32), family_mean_baseline("kind").fit(table.tasks)],
         batch_size=8,
     )
     for row in report.rows:
@@ -163,7 +163,7 @@ def test_no_baseline_beats_its_prediction_where_wrong_answers_have_long_gradient
     """As with bare short answers: without a baseline the wrong rollouts, reward 0, contribute nothing at all."""
     rng = np.random.default_rng(4)
     table, gram = unrelated(rng, 64, 8, wrong_norm=3.0)
-    report = measure_noise(table, gram, [NoBaseline(), Constant(0.5)], batch_size=8)
+    report = measure_gradient_noise(table, gram, [NoBaseline(), Constant(0.5)], batch_size=8)
     rows = rows_of(report)
     # E[r |g|^2] = p, E|g|^2 = p + 9 (1 - p), p = .5 in the mean: factor 1/5. A constant half has A^2 = 1/4 always:
     # factor 1.
@@ -183,11 +183,11 @@ def test_cross_covariance_is_seen():
     rng = np.random.default_rng(5)
     found = []
     for _ in range(100):
-        report = measure_noise(*world.draw(rng, 40, 4), [], batch_size=2, n_batches=500)
+        report = measure_gradient_noise(*world.draw(rng, 40, 4), [], batch_size=2, n_batches=500)
         found.append(report.approximations.cross.value * report.loo_noise.value)
     agrees(found, world.mu2 / 2)
     # And is nothing where there is no true gradient.
-    level = measure_noise(*unrelated(rng, 64, 4), [NoBaseline()], batch_size=8).approximations.cross
+    level = measure_gradient_noise(*unrelated(rng, 64, 4), [NoBaseline()], batch_size=8).approximations.cross
     assert level.low < 0 < level.high
     assert abs(level.value) < 0.02
 
@@ -195,12 +195,12 @@ def test_cross_covariance_is_seen():
 def test_one_long_rollout_is_said():
     rng = np.random.default_rng(6)
     table, gram = unrelated(rng, 32, 4)
-    assert measure_noise(table, gram, [], batch_size=4, n_batches=200).approximations.norm_top_share == pytest.approx(
-        1 / 128
-    )
+    assert measure_gradient_noise(
+        table, gram, [], batch_size=4, n_batches=200
+    ).approximations.norm_top_share == pytest.approx(1 / 128)
     scale = np.ones(128)
     scale[5] = np.sqrt(127.0)  # as much as all others together
-    report = measure_noise(table, gram * np.outer(scale, scale), [], batch_size=4, n_batches=200)
+    report = measure_gradient_noise(table, gram * np.outer(scale, scale), [], batch_size=4, n_batches=200)
     assert report.approximations.norm_top_share == pytest.approx(0.5)
 
 
@@ -209,22 +209,24 @@ def test_influence_of_an_average_is_exact():
     t = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2, 0.0])
     batches = np.array(list(itertools.combinations(range(7), 3)))
     design = Design(batches, 7)
-    assert design.influence(t[batches].mean(axis=1)) == pytest.approx(t - t.mean(), abs=1e-12)
-    assert design.of_tasks(t).standard_error == pytest.approx(t.std(ddof=1) / np.sqrt(7))
+    assert design.influence_of_tasks(t[batches].mean(axis=1)) == pytest.approx(t - t.mean(), abs=1e-12)
+    assert design.mean_over_tasks(t).standard_error == pytest.approx(t.std(ddof=1) / np.sqrt(7))
 
 
 def test_ratios_of_quantities_are_the_delta_method():
     rng = np.random.default_rng(7)
     a, c = rng.random(50) + 1, rng.random(50) + 2
     design = Design(np.zeros((5, 3), dtype=np.int64) + np.arange(3), 50)
-    ratio = design.of_tasks(a) / design.of_tasks(c)
+    ratio = design.mean_over_tasks(a) / design.mean_over_tasks(c)
     z = a / c.mean() - c * a.mean() / c.mean() ** 2
     assert ratio.value == pytest.approx(a.mean() / c.mean())
     assert ratio.standard_error == pytest.approx(z.std(ddof=1) / np.sqrt(50))
-    assert ((design.of_tasks(a) * 2.0 - 1.0) / 4.0).standard_error == pytest.approx(a.std(ddof=1) / np.sqrt(50) / 2)
-    same = design.of_tasks(a) / design.of_tasks(a)
+    assert ((design.mean_over_tasks(a) * 2.0 - 1.0) / 4.0).standard_error == pytest.approx(
+        a.std(ddof=1) / np.sqrt(50) / 2
+    )
+    same = design.mean_over_tasks(a) / design.mean_over_tasks(a)
     assert same.standard_error == pytest.approx(0, abs=1e-12)
-    interval = ratio.estimate()
+    interval = ratio.estimate_with_interval()
     assert interval.low * interval.high == pytest.approx(interval.value**2)
 
 
@@ -232,7 +234,7 @@ def test_pairs_agree_with_the_jackknife():
     rng = np.random.default_rng(8)
     y = rng.standard_normal((20, 3)) + 0.4
     table = y @ y.T
-    q = Design(np.arange(4)[None].repeat(3, axis=0), 20).of_pairs(table)
+    q = Design(np.arange(4)[None].repeat(3, axis=0), 20).mean_over_pairs(table)
 
     def u(keep):
         part = table[np.ix_(keep, keep)]
@@ -247,7 +249,7 @@ def test_pairs_agree_with_the_jackknife():
 def test_a_twin_stands_in_and_needs_nothing():
     rng = np.random.default_rng(9)
     table, gram = BANDIT.draw(rng, 24, 3)
-    row = rows_of(measure_noise(table, gram, [FlashReinforce()], batch_size=B, n_batches=200))[
+    row = rows_of(measure_gradient_noise(table, gram, [FlashReinforce()], batch_size=B, n_batches=200))[
         "FlashREINFORCE batch mean"
     ]
     assert (row.scored_as, row.ratio.value, row.gap.value) == ("LOO mean", 1.0, 1.0)
@@ -256,7 +258,7 @@ def test_a_twin_stands_in_and_needs_nothing():
 def test_same_seed_same_report_and_another_seed_another():
     table, gram = BANDIT.draw(np.random.default_rng(10), 24, 4)
     one, two, other = (
-        measure_noise(table, gram, [NoBaseline()], batch_size=B, n_batches=200, seed=s) for s in (0, 0, 1)
+        measure_gradient_noise(table, gram, [NoBaseline()], batch_size=B, n_batches=200, seed=s) for s in (0, 0, 1)
     )
     assert str(one) == str(two)  # NaN is not equal to itself, its text is
     assert one.loo_noise.value != other.loo_noise.value
@@ -290,16 +292,16 @@ def test_lag_of_nothing_is_nothing_and_a_turned_gradient_is_seen():
         right = rng.random((80, 6)) < p[:, None]
         scores = ((right - p[:, None])[:, :, None] * (x @ turn)[:, None, :]).reshape(480, -1)
         table = Rollouts.from_groups(right.astype(float), [f"t {i}" for i in range(80)])
-        return table, scores, measure_noise(table, scores @ scores.T, [], batch_size=8, n_batches=500)
+        return table, scores, measure_gradient_noise(table, scores @ scores.T, [], batch_size=8, n_batches=500)
 
     flip = np.diag([-1.0, -1.0, -1.0])
     on = sample(np.eye(3))
-    same, opposite = lag_effect(on, sample(np.eye(3))), lag_effect(on, sample(flip))
+    same, opposite = measure_lag_effect(on, sample(np.eye(3))), measure_lag_effect(on, sample(flip))
     assert same.cosine.value == pytest.approx(1, abs=0.1)
     assert same.cosine.low <= 1.001
     assert opposite.cosine.value == pytest.approx(-1, abs=0.1)
     assert same.noise == pytest.approx(1, abs=0.3)
-    assert lag_effect(on, sample(2 * np.eye(3))).noise == pytest.approx(4, rel=0.3)
+    assert measure_lag_effect(on, sample(2 * np.eye(3))).noise == pytest.approx(4, rel=0.3)
 
 
 def test_what_tasks_differ_by_is_no_part_of_the_cosine():
@@ -317,10 +319,10 @@ def test_what_tasks_differ_by_is_no_part_of_the_cosine():
     # Each pair of tasks n != m has own_n own_m, which sums to -12 over all pairs, against 132 * 0.9^2 of what is
     # shared.
     sum_of_own, shared = -12.0, 132 * 0.9**2
-    assert lag_effect(sample(0.9), sample(-0.9)).cosine.value == pytest.approx(
+    assert measure_lag_effect(sample(0.9), sample(-0.9)).cosine.value == pytest.approx(
         (sum_of_own - shared) / (sum_of_own + shared), rel=0.08
     )
-    assert lag_effect(sample(0.9), sample(0.9)).cosine.value == pytest.approx(1, abs=0.05)
+    assert measure_lag_effect(sample(0.9), sample(0.9)).cosine.value == pytest.approx(1, abs=0.05)
 
 
 def test_default_baselines_and_the_joint_column():
@@ -344,7 +346,7 @@ def test_default_baselines_and_the_joint_column():
         "self-tuning, window 32",
     ):
         assert label in labels
-    report = measure_noise(table, np.eye(256), chosen, batch_size=8, n_batches=100)
+    report = measure_gradient_noise(table, np.eye(256), chosen, batch_size=8, n_batches=100)
     assert {r.label for r in report.rows} == {*labels, "oracle (true mean)"}
     assert all(np.isfinite(r.ratio.value) for r in report.rows)
 
@@ -353,40 +355,45 @@ def test_default_baselines_and_the_joint_column():
     ("make", "says"),
     [
         (
-            lambda: measure_noise(
+            lambda: measure_gradient_noise(
                 Rollouts.from_groups([[1, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(16), [], batch_size=4
             ),
             "all 16 rewards are 1",
         ),
         (
-            lambda: measure_noise(
+            lambda: measure_gradient_noise(
                 Rollouts.from_groups([[0]] * 8, [f"t{i}" for i in range(8)]), np.eye(8), [], batch_size=4
             ),
             "same number of rollouts",
         ),
         (
-            lambda: measure_noise(
+            lambda: measure_gradient_noise(
                 Rollouts.from_groups([[0, 1]] * 8, [f"t{i}" for i in range(8)]), np.eye(15), [], batch_size=4
             ),
             "Gram matrix",
         ),
         (
-            lambda: measure_noise(
+            lambda: measure_gradient_noise(
                 Rollouts.from_groups([[0, 1]] * 8, [f"t{i}" for i in range(8)]), np.zeros((16, 16)), [], batch_size=4
             ),
             "zero",
         ),
-        (lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Rloo()], batch_size=4), "needs groups"),
         (
-            lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Tracker()], batch_size=4),
+            lambda: measure_gradient_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Rloo()], batch_size=4),
+            "needs groups",
+        ),
+        (
+            lambda: measure_gradient_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [Tracker()], batch_size=4),
             "needs repeats",
         ),
         (
-            lambda: measure_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [], batch_size=4, n_batches=5),
+            lambda: measure_gradient_noise(*BANDIT.draw(np.random.default_rng(0), 8, 2), [], batch_size=4, n_batches=5),
             "100 batches",
         ),
         (
-            lambda: measure_noise(BANDIT.draw(np.random.default_rng(0), 8, 2)[0], np.ones((16, 16)), [], batch_size=4),
+            lambda: measure_gradient_noise(
+                BANDIT.draw(np.random.default_rng(0), 8, 2)[0], np.ones((16, 16)), [], batch_size=4
+            ),
             "not above zero",
         ),
     ],

@@ -9,11 +9,11 @@ import pytest
 
 from rollonce.baselines import Constant, LeaveOneOut, NoBaseline, ReinforcePlusPlus, Rloo
 from rollonce.errors import InputError
-from rollonce.noise.contenders import ORACLE, default_contenders, others_mean
-from rollonce.noise.exponent import adam_squared_norms, fit_exponent
+from rollonce.noise.contenders import ORACLE, default_contenders, mean_of_other_rollouts
+from rollonce.noise.exponent import adam_squared_norms, fit_surprisal_exponent
 from rollonce.noise.optimizers import OptimizerSettings, StepDirections
 from rollonce.noise.progress import LOO, measure_progress
-from rollonce.noise.resampling import SHIFT, half_sample_weights, weighted_orders
+from rollonce.noise.resampling import SHIFT, draw_weighted_orders, half_sample_weights
 from rollonce.noise.streams import Contender, GradientSample
 from rollonce.rollouts import Rollouts
 from rollonce.scoring.batch_curve import SIZES, BatchCurve
@@ -67,7 +67,7 @@ class HeavyWorld(NamedTuple):
             p = rng.beta(1.2, 1.8, size=(size,))
             rewards, scores = self.rollouts(rng, (size,), p)
             gradient = (advantage(rewards) @ scores / size).astype(np.float32)[None]
-            product = float(directions.step(gradient, np.ones(1)).sum())
+            product = float(directions.step_along_direction(gradient, np.ones(1)).sum())
             total += product if k >= 60 else 0.0
         return total / steps
 
@@ -92,7 +92,7 @@ def test_the_step_is_that_of_torchs_adam_with_clipping():
         moved = (before - weight.detach()).double().numpy()
         both = np.stack([gradient, 0.5 * gradient])
         norms = np.linalg.norm(both, axis=1)
-        ours = directions.step(both, norms).sum(axis=1)
+        ours = directions.step_along_direction(both, norms).sum(axis=1)
         assert ours[0] == pytest.approx(float(mu @ moved), rel=2e-4, abs=2e-5)
 
 
@@ -100,13 +100,19 @@ def test_plain_and_normalised_sgd_by_hand():
     mu = np.arange(20.0)
     gradient = np.ones((1, 20), np.float32)
     norm = np.array([np.sqrt(20.0)])
-    plain = StepDirections(OptimizerSettings("sgd", max_grad_norm=None), 1, mu).step(gradient.copy(), norm)
-    clipped = StepDirections(OptimizerSettings("sgd", max_grad_norm=1.0), 1, mu).step(gradient.copy(), norm)
-    unit = StepDirections(OptimizerSettings("normalised-sgd"), 1, mu).step(gradient.copy(), norm)
+    plain = StepDirections(OptimizerSettings("sgd", max_grad_norm=None), 1, mu).step_along_direction(
+        gradient.copy(), norm
+    )
+    clipped = StepDirections(OptimizerSettings("sgd", max_grad_norm=1.0), 1, mu).step_along_direction(
+        gradient.copy(), norm
+    )
+    unit = StepDirections(OptimizerSettings("normalised-sgd"), 1, mu).step_along_direction(gradient.copy(), norm)
     assert plain.sum() == pytest.approx(190.0)
     assert clipped.sum() == pytest.approx(190.0 / np.sqrt(20))
     assert unit.sum() == pytest.approx(190.0 / np.sqrt(20))
-    none = StepDirections(OptimizerSettings("normalised-sgd"), 1, mu).step(np.zeros((1, 20), np.float32), np.zeros(1))
+    none = StepDirections(OptimizerSettings("normalised-sgd"), 1, mu).step_along_direction(
+        np.zeros((1, 20), np.float32), np.zeros(1)
+    )
     assert none.sum() == 0.0  # a batch whose advantages are all zero makes no step
 
 
@@ -114,7 +120,7 @@ def test_tasks_come_into_batches_in_proportion_to_their_weight():
     weights = half_sample_weights(60, 0, [3])
     assert weights + half_sample_weights(60, 1, [3]) == pytest.approx(2.0)
     assert weights.mean() == pytest.approx(1.0)
-    orders = weighted_orders(weights, 4000, np.random.default_rng(0))
+    orders = draw_weighted_orders(weights, 4000, np.random.default_rng(0))
     assert all(len(set(row)) == 60 for row in orders[:50].tolist())
     for size in (8, 16, 30):
         share = np.bincount(orders[:, :size].ravel(), minlength=60) / 4000 / (size / 60)
@@ -157,10 +163,10 @@ def test_the_curve_is_solved_backwards_and_goes_on_straight():
     x = np.log(SIZES)
     curve = BatchCurve(SIZES, 0.4 * x - 0.05 * x**2)
     for point in (*x, -0.3, 0.1, 0.6):
-        assert curve.solve(0.4 * point - 0.05 * point**2) == pytest.approx(point, abs=1e-9)
+        assert curve.log_size_for_progress(0.4 * point - 0.05 * point**2) == pytest.approx(point, abs=1e-9)
     top = 0.4 * np.log(2) - 0.05 * np.log(2) ** 2
-    assert curve.solve(top + 0.1) == pytest.approx(np.log(2) + 0.1 / (0.4 - 0.1 * np.log(2)))
-    assert np.isnan(BatchCurve(SIZES, 0.0 * x).solve(0.1))
+    assert curve.log_size_for_progress(top + 0.1) == pytest.approx(np.log(2) + 0.1 / (0.4 - 0.1 * np.log(2)))
+    assert np.isnan(BatchCurve(SIZES, 0.0 * x).log_size_for_progress(0.1))
 
 
 def test_more_rollouts_are_worth_what_the_curve_says_and_a_lower_baseline_wins_where_right_ones_are_short():
@@ -177,7 +183,7 @@ def test_more_rollouts_are_worth_what_the_curve_says_and_a_lower_baseline_wins_w
 
 def test_the_oracle_is_the_mean_of_the_other_rollouts_and_contenders_have_names():
     table = Rollouts.from_groups([[0, 1, 1], [1, 0, 0]], ["a", "b"])
-    assert others_mean(table) == pytest.approx([1, 0.5, 0.5, 0, 0.5, 0.5])
+    assert mean_of_other_rollouts(table) == pytest.approx([1, 0.5, 0.5, 0, 0.5, 0.5])
     labels = [c.label for c in default_contenders(Rollouts.from_groups([[0, 1, 1, 1]] * 2, ["a", "b"]), [], 8)]
     assert ORACLE in labels
     assert any(label.startswith("RLOO, 4 x 2") for label in labels)
@@ -189,15 +195,15 @@ def test_the_exponent_of_an_exact_power_and_what_is_left_between_right_and_wrong
     # Each surprisal once in a right rollout and once in a wrong one, so that neither explains the other.
     surprisal, rewards = np.repeat(np.exp(rng.normal(size=150)), 2), np.tile([0.0, 1.0], 150)
     task = np.repeat(np.arange(75), 4)
-    exact = fit_exponent(3 * surprisal**1.7, surprisal, rewards, task)
+    exact = fit_surprisal_exponent(3 * surprisal**1.7, surprisal, rewards, task)
     assert exact.exponent == pytest.approx((1.7, 1.7, 1.7), abs=1e-9)
     assert exact.correlation == pytest.approx(1.0)
-    shifted = fit_exponent(surprisal**1.2 * np.exp(-0.5 * rewards), surprisal, rewards, task)
+    shifted = fit_surprisal_exponent(surprisal**1.2 * np.exp(-0.5 * rewards), surprisal, rewards, task)
     assert shifted.exponent == pytest.approx((1.2, 1.2, 1.2), abs=1e-9)
     assert shifted.right_over_wrong == pytest.approx((-0.5, -0.5, -0.5), abs=1e-9)
     # Right rollouts with half the surprisal and an eighth of the squared norm: a power of 3 between them.
     halved, eighth = surprisal * 0.5**rewards, surprisal**1.2 * 0.125**rewards
-    assert fit_exponent(eighth, halved, rewards, task).between_rewards.value == pytest.approx(3.0, abs=1e-9)
+    assert fit_surprisal_exponent(eighth, halved, rewards, task).between_rewards.value == pytest.approx(3.0, abs=1e-9)
 
 
 def test_adams_metric_counts_each_parameter_in_units_of_its_own_size():

@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.policies import TransformersPolicy  # noqa: E402
-from rollonce.policies.critic import CriticValues, TokenCritic, gae, value_loss  # noqa: E402
-from rollonce.policies.objective import k3_BT, loss_weights  # noqa: E402
+from rollonce.policies.critic import CriticValues, TokenCritic, generalised_advantages, token_value_loss  # noqa: E402
+from rollonce.policies.objective import k3_kl_estimate_BT, token_loss_weights  # noqa: E402
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 VALUES = torch.tensor([[0.5, 0.2, 0.4], [0.3, 9.0, 9.0]])
@@ -18,19 +18,19 @@ REWARDS = torch.tensor([1.0, 0.0])
 
 
 def test_with_lambda_1_the_advantage_is_reward_minus_value():
-    advantages, targets = gae(REWARDS, VALUES, MASK)
+    advantages, targets = generalised_advantages(REWARDS, VALUES, MASK)
     torch.testing.assert_close(advantages, torch.tensor([[0.5, 0.8, 0.6], [-0.3, 0.0, 0.0]]))
     torch.testing.assert_close(targets, torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
 
 
 def test_with_lambda_0_it_is_the_one_step_error():
-    advantages, targets = gae(REWARDS, VALUES, MASK, gae_lambda=0.0)
+    advantages, targets = generalised_advantages(REWARDS, VALUES, MASK, gae_lambda=0.0)
     torch.testing.assert_close(advantages, torch.tensor([[0.2 - 0.5, 0.4 - 0.2, 1.0 - 0.4], [-0.3, 0.0, 0.0]]))
     torch.testing.assert_close(targets, torch.tensor([[0.2, 0.4, 1.0], [0.0, 0.0, 0.0]]))
 
 
 def test_lambda_and_discount_by_hand():
-    advantages, _ = gae(REWARDS[:1], VALUES[:1], MASK[:1], discount=0.9, gae_lambda=0.5)
+    advantages, _ = generalised_advantages(REWARDS[:1], VALUES[:1], MASK[:1], discount=0.9, gae_lambda=0.5)
     d2 = 1.0 - 0.4
     d1 = 0.9 * 0.4 - 0.2
     d0 = 0.9 * 0.2 - 0.5
@@ -42,24 +42,28 @@ def test_value_loss_takes_the_worse_of_clipped_and_free():
     old, new = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.5, 0.5]])
     target, mask = torch.tensor([[1.0, 0.1]]), torch.tensor([[True, True]])
     # free errors: .25, .16; held at .2: .64, .01; the worse: .64, .16
-    assert float(value_loss(new, old, target, mask, n_tokens=2, clip=0.2)) == pytest.approx(0.5 * (0.64 + 0.16) / 2)
-    assert float(value_loss(new, old, target, mask, n_tokens=2, clip=None)) == pytest.approx(0.5 * (0.25 + 0.16) / 2)
-    assert float(value_loss(new, old, target, torch.tensor([[True, False]]), n_tokens=4, clip=None)) == pytest.approx(
-        0.5 * 0.25 / 4
+    assert float(token_value_loss(new, old, target, mask, n_tokens=2, clip=0.2)) == pytest.approx(
+        0.5 * (0.64 + 0.16) / 2
     )
+    assert float(token_value_loss(new, old, target, mask, n_tokens=2, clip=None)) == pytest.approx(
+        0.5 * (0.25 + 0.16) / 2
+    )
+    assert float(
+        token_value_loss(new, old, target, torch.tensor([[True, False]]), n_tokens=4, clip=None)
+    ) == pytest.approx(0.5 * 0.25 / 4)
 
 
 def test_loss_weights_sum_to_one_and_share_as_they_say():
-    token, sequence = loss_weights(MASK), loss_weights(MASK, "sequence-mean")
+    token, sequence = token_loss_weights(MASK), token_loss_weights(MASK, "sequence-mean")
     torch.testing.assert_close(token, MASK.float() / 4)
     torch.testing.assert_close(sequence, torch.tensor([[1 / 6, 1 / 6, 1 / 6], [0.5, 0.0, 0.0]]))
     with pytest.raises(InputError, match="aggregation"):
-        loss_weights(MASK, "mean")
+        token_loss_weights(MASK, "mean")
 
 
 def test_k3_is_unbiased_for_the_kl_and_never_negative():
     p, q = torch.tensor([0.7, 0.3]), torch.tensor([0.4, 0.6])
-    terms = k3_BT(torch.log(p)[None], torch.log(q)[None])[0]
+    terms = k3_kl_estimate_BT(torch.log(p)[None], torch.log(q)[None])[0]
     assert float((p * terms).sum()) == pytest.approx(float((p * torch.log(p / q)).sum()), rel=1e-5)
     assert (terms >= 0).all()
 
@@ -69,12 +73,12 @@ def test_a_network_critic_learns_in_float32_under_bfloat16_weights(llama):
     policy = TransformersPolicy(llama.model.to(torch.bfloat16), llama.tokenizer, autocast=True)
     critic = TokenCritic(policy, kind="network", learning_rate=1e-5, clip=None)
     samples = policy.sample(["1+1", "2+2", "3+3", "4+4"], max_new_tokens=6, generator=0)
-    critic.start(0.5)
+    critic.start_at_mean_reward(0.5)
     torch.nn.init.normal_(critic.head[-1].weight)
     before = [p.detach().clone() for p in critic.network.model.parameters()]
     targets_BT = torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None] * samples.response_mask_BT
     for _ in range(5):
-        critic.learn(samples, critic.values(samples), targets_BT)
+        critic.learn_from_targets(samples, critic.predict_token_values(samples), targets_BT)
     moved = sum(int((p != b).sum()) for p, b in zip(critic.network.model.parameters(), before, strict=True))
     with_gradient = sum(int((p.grad != 0).sum()) for p in critic.network.model.parameters() if p.grad is not None)
     assert with_gradient > 1000
@@ -93,10 +97,10 @@ def test_the_first_step_is_a_change_from_the_mean_reward(monkeypatch):
     class Spy:
         started = False
 
-        def start(self, mean):
+        def start_at_mean_reward(self, mean):
             self.mean = mean
 
-        def learn(self, samples, old, targets_BT):
+        def learn_from_targets(self, samples, old, targets_BT):
             seen.update(old=old.values_BT, targets=targets_BT)
             return 0.0
 
@@ -104,7 +108,9 @@ def test_the_first_step_is_a_change_from_the_mean_reward(monkeypatch):
     arm = CriticArm(config, SimpleNamespace(token_critic=lambda settings: Spy()), None)
     mask_BT = torch.tensor([[True, True], [True, False]])
     judged = StepAdvantages(np.zeros((2, 2)), np.zeros(2), CriticValues(torch.zeros(2, 2), None))
-    arm.learn(SimpleNamespace(rewards_B=np.array([1.0, 0.0])), SimpleNamespace(response_mask_BT=mask_BT), judged)
+    arm.learn_from_step(
+        SimpleNamespace(rewards_B=np.array([1.0, 0.0])), SimpleNamespace(response_mask_BT=mask_BT), judged
+    )
     assert seen["old"].tolist() == [[0.5, 0.5], [0.5, 0.0]]
     # Rollout 1: delta_1 = 1 - .5, A_0 = (.5 - .5) + .5 * .5; targets are A + V. Rollout 2: 0 - .5.
     assert seen["targets"].tolist() == [[0.75, 1.0], [0.0, 0.0]]

@@ -17,21 +17,21 @@ reasoning_gym = pytest.importorskip("reasoning_gym")
 from build_embedded import BuildConfig, build, care_by_type, draw_entries  # noqa: E402
 from embedded_steps import HASTE, worked_solution  # noqa: E402
 from rollonce.policies import EMBEDDED_MAX_NEW_TOKENS, embedded_directory, load_embedded  # noqa: E402
-from rollonce.tasks import EMBEDDED_SOURCES, embedded_tasks, extract_answer, grade, split_of  # noqa: E402
-from rollonce.tasks.reasoning_gym import entries  # noqa: E402
+from rollonce.tasks import EMBEDDED_SOURCES, draw_embedded_tasks, extract_final_answer, grade, split_of  # noqa: E402
+from rollonce.tasks.reasoning_gym import generate_entries  # noqa: E402
 
 SMALL = BuildConfig(steps=3, batch_tokens=512, prompts_per_type=5, hidden=32, layers=1, heads=2, intermediate=32)
 
 
 def _entries(position, n):
-    found = entries(EMBEDDED_SOURCES[position], 7, position)
+    found = generate_entries(EMBEDDED_SOURCES[position], 7, position)
     return [next(found) for _ in range(n)]
 
 
 def grader_of(position):
     source = EMBEDDED_SOURCES[position]
     dataset = reasoning_gym.create_dataset(source.dataset, size=1, seed=0, **source.config)
-    return lambda solution, entry: float(dataset.score_answer(extract_answer(solution), entry) >= 1)
+    return lambda solution, entry: float(dataset.score_answer(extract_final_answer(solution), entry) >= 1)
 
 
 @pytest.mark.parametrize("position", range(len(EMBEDDED_SOURCES)), ids=[s.label for s in EMBEDDED_SOURCES])
@@ -41,7 +41,7 @@ def test_careful_solutions_end_in_the_answer_after_steps_in_many_wordings(positi
         solutions = {worked_solution(entry, rng, careful_share=1.0) for _ in range(12)}
         assert len(solutions) >= 8  # of 12 draws, a few may coincide
         for solution in solutions:
-            assert extract_answer(solution) == entry["answer"]
+            assert extract_final_answer(solution) == entry["answer"]
             # Something worked out stands before the announcement of the answer.
             assert re.search(r"\d|[a-z]{2}", re.split(r"(?i)answer", solution)[0])
 
@@ -116,10 +116,10 @@ def test_some_types_are_always_solved_with_care():
 
 def test_shipped_policy_samples_what_it_scores_and_is_in_range():
     policy = load_embedded()
-    tasks = embedded_tasks(test=300, seed=11).test
+    tasks = draw_embedded_tasks(test=300, seed=11).test
     samples = policy.sample(tasks.prompts, max_new_tokens=EMBEDDED_MAX_NEW_TOKENS, generator=0)
     with torch.no_grad():
-        assert torch.allclose(policy.log_probs(samples), samples.log_probs_BT, atol=1e-4)
+        assert torch.allclose(policy.compute_log_probs(samples), samples.log_probs_BT, atol=1e-4)
     grades = grade(list(tasks), samples.texts, truncated=samples.truncated_B.tolist())
     # 300 rollouts: three standard deviations are 0.08; the measured figure is in docs/embedded_policy.md.
     assert 0.25 - 0.08 < sum(grades.rewards) / 300 < 0.5 + 0.08
@@ -139,7 +139,7 @@ def test_auto_classes_of_transformers_load_it():
     directory = str(embedded_directory())
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    prompt = embedded_tasks(test=15, seed=3).test[0].prompt
+    prompt = draw_embedded_tasks(test=15, seed=3).test[0].prompt
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
     )

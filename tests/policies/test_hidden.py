@@ -14,7 +14,7 @@ from rollonce.errors import InputError
 from rollonce.features import HiddenState
 from rollonce.kernels import Cosine, Softmax
 from rollonce.policies import load_embedded
-from rollonce.policies.hidden import prompt_hidden_states, reader_of
+from rollonce.policies.hidden import make_hidden_state_reader, prompt_hidden_states
 from rollonce.rollouts import Tasks
 from rollonce.training.arms.baseline import BaselineArm
 from rollonce.training.config import ArmConfig
@@ -23,7 +23,7 @@ PROMPTS = ["How many letters are in apple?", "Add 3 and 4.", "Add 12 and 5.", "R
 
 
 def states_by_transformers(policy, prompt: str) -> np.ndarray:
-    ids, _ = policy.encode([prompt])
+    ids, _ = policy.encode_prompts([prompt])
     with torch.no_grad():
         return policy.model(ids, output_hidden_states=True).hidden_states[-1][0, -1].double().numpy()
 
@@ -38,8 +38,8 @@ def test_it_is_the_models_last_hidden_state_at_the_last_prompt_token(llama):
 
 def test_rows_are_standardised_and_of_unit_length(llama):
     feature = HiddenState()
-    feature.attach(lambda: reader_of(llama))
-    rows = np.asarray(feature.fit(PROMPTS).transform([*PROMPTS, PROMPTS[1]]))
+    feature.attach_policy_reader(lambda: make_hidden_state_reader(llama))
+    rows = np.asarray(feature.fit(PROMPTS).transform_tasks([*PROMPTS, PROMPTS[1]]))
     states = prompt_hidden_states(llama, PROMPTS)
     z = (states - states.mean(axis=0)) / states.std(axis=0)
     np.testing.assert_allclose(rows[:5], z / np.linalg.norm(z, axis=1, keepdims=True), atol=1e-9)
@@ -54,7 +54,7 @@ def test_kernels_and_kriging_use_it_and_a_file_keeps_the_standardisation(llama):
         lambda f: SelfTuning(kernels=[Cosine(f)], window=20),
     ):
         feature = HiddenState()
-        feature.attach(lambda: reader_of(llama))
+        feature.attach_policy_reader(lambda: make_hidden_state_reader(llama))
         baseline = make(feature).fit(PROMPTS)
         baseline.observe(Batch.of(PROMPTS[:3], rewards[:3]))
         tasks = Tasks(PROMPTS)
@@ -69,44 +69,44 @@ def test_kernels_and_kriging_use_it_and_a_file_keeps_the_standardisation(llama):
         with pytest.raises(InputError, match="none is attached"):
             other.predict(Batch.of(PROMPTS, rewards))
         inside = other.kernel if hasattr(other, "kernel") else other.kernels[0]
-        inside.feature.attach(lambda: reader_of(llama))
+        inside.feature.attach_policy_reader(lambda: make_hidden_state_reader(llama))
         np.testing.assert_array_equal(other.predict(Batch.of(PROMPTS, rewards)).baseline_B, b)
 
 
 def test_it_stays_with_the_policy_that_it_read_until_it_is_read_anew(llama):
     feature = HiddenState(every=3)
-    feature.attach(lambda: reader_of(llama))
+    feature.attach_policy_reader(lambda: make_hidden_state_reader(llama))
     feature.fit(PROMPTS)
     baseline = SelfTuning(kernels=[Cosine(feature)], window=20, min_rows=2, refit_every=1).fit(PROMPTS)
     baseline.observe(Batch.of(PROMPTS, [1, 0, 0, 1, 0]))
     batch = Batch.of(PROMPTS, [1, 0, 1, 1, 0])
-    before, key = np.asarray(feature.transform(PROMPTS)), feature.key
+    before, key = np.asarray(feature.transform_tasks(PROMPTS)), feature.matrix_cache_key
     w = baseline.weights(batch)
     with torch.no_grad():
         for p in llama.model.parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
-    np.testing.assert_array_equal(np.asarray(feature.transform(PROMPTS)), before)
-    feature.refresh()
-    after = np.asarray(feature.transform(PROMPTS))
-    assert feature.key != key
+    np.testing.assert_array_equal(np.asarray(feature.transform_tasks(PROMPTS)), before)
+    feature.refresh_policy_reader()
+    after = np.asarray(feature.transform_tasks(PROMPTS))
+    assert feature.matrix_cache_key != key
     assert np.abs(after - before).max() > 1e-3
     fresh = HiddenState()
-    fresh.attach(lambda: reader_of(llama))
-    np.testing.assert_allclose(np.asarray(fresh.fit(PROMPTS).transform(PROMPTS)), after, atol=1e-12)
+    fresh.attach_policy_reader(lambda: make_hidden_state_reader(llama))
+    np.testing.assert_allclose(np.asarray(fresh.fit(PROMPTS).transform_tasks(PROMPTS)), after, atol=1e-12)
     assert np.abs(baseline.weights(batch) - w).max() > 1e-6  # rows of the window are read anew too
 
 
 def test_what_is_refused(llama):
     with pytest.raises(InputError, match="none is attached"):
-        HiddenState().fit(PROMPTS).transform(PROMPTS)
+        HiddenState().fit(PROMPTS).transform_tasks(PROMPTS)
     with pytest.raises(InputError, match="at least 0"):
         HiddenState(every=-1)
     feature = HiddenState()
-    feature.attach(lambda: lambda prompts: np.ones((len(prompts), 3)))
+    feature.attach_policy_reader(lambda: lambda prompts: np.ones((len(prompts), 3)))
     feature.fit(PROMPTS)
-    feature.attach(lambda: reader_of(llama))
+    feature.attach_policy_reader(lambda: make_hidden_state_reader(llama))
     with pytest.raises(InputError, match="attach the same policy"):
-        feature.transform(PROMPTS)
+        feature.transform_tasks(PROMPTS)
 
 
 def test_an_arm_reads_its_learners_policy_and_reads_it_anew_when_due(llama):
@@ -114,7 +114,7 @@ def test_an_arm_reads_its_learners_policy_and_reads_it_anew_when_due(llama):
     kernel = {"type": "softmax", "feature": {"type": "hidden_state", "every": 2}}
     arm_config = ArmConfig(baseline={"type": "kernel", "kernel": kernel})
     run = SimpleNamespace(arm=arm_config, name="hidden", policy=SimpleNamespace(engine="tinker"))
-    train = SimpleNamespace(as_tasks=lambda: Tasks(PROMPTS))
+    train = SimpleNamespace(as_feature_tasks=lambda: Tasks(PROMPTS))
     arm = BaselineArm(run, SimpleNamespace(policy=llama), train)
     (feature,) = arm.hidden
     keys = []
@@ -122,8 +122,8 @@ def test_an_arm_reads_its_learners_policy_and_reads_it_anew_when_due(llama):
         with torch.no_grad():
             for p in llama.model.parameters():
                 p.mul_(1.01)
-        arm.before(step)
-        keys.append(feature.key)
+        arm.prepare_for_step(step)
+        keys.append(feature.matrix_cache_key)
     assert [a == b for a, b in itertools.pairwise(keys)] == [True, False, True, False]
     assert np.isfinite(arm.baseline.predict(Batch.of(PROMPTS, [1, 0, 0, 1, 0])).baseline_B).all()
     with pytest.raises(InputError, match="engine 'tinker' does not give"):

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from conftest import tiny_model  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.policies import LoraSettings, Samples, TransformersPolicy, policy_loss  # noqa: E402
-from rollonce.policies.sampling import inverse_cdf  # noqa: E402
+from rollonce.policies.sampling import tokens_by_inverse_cdf  # noqa: E402
 
 # Lengths from one token to dozens, so that nearly every row is padded.
 PROMPTS = [
@@ -47,7 +47,7 @@ def test_a_missing_package_is_named_with_its_extra():
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 def test_log_probs_of_sampling_are_recomputed(policy, temperature):
     samples = policy.sample(PROMPTS, max_new_tokens=24, temperature=temperature, generator=3)
-    again_BT = policy.log_probs(samples)
+    again_BT = policy.compute_log_probs(samples)
     assert again_BT.requires_grad
     assert torch.allclose(again_BT, samples.log_probs_BT, atol=TOLERANCE)
     assert (samples.log_probs_BT[samples.response_mask_BT] < 0).all()
@@ -68,7 +68,7 @@ def test_log_probs_against_one_unpadded_row_at_a_time(policy):
 
 def test_entropies_and_hidden_states(llama):
     samples = llama.sample(PROMPTS, max_new_tokens=8, generator=1)
-    found = llama.evaluate(samples, hidden=True)
+    found = llama.evaluate_rollouts(samples, hidden=True)
     assert found.hidden_BTD.shape == (*samples.response_ids_BT.shape, 32)
     # The hidden state before a token, put through the head, must give that token's log-probability.
     log_probs_BTV = torch.log_softmax(llama.model.lm_head(found.hidden_BTD), -1)
@@ -81,7 +81,7 @@ def test_entropies_and_hidden_states(llama):
 
 
 def test_greedy_is_generate(policy):
-    ids_BP, mask_BP = policy.encode(PROMPTS)
+    ids_BP, mask_BP = policy.encode_prompts(PROMPTS)
     theirs = policy.model.generate(
         input_ids=ids_BP, attention_mask=mask_BP.long(), max_new_tokens=20, do_sample=False, pad_token_id=policy.pad_id
     )[:, ids_BP.shape[1] :]
@@ -137,7 +137,7 @@ def test_inverse_cdf_by_hand():
     log_probs = torch.log(torch.tensor([[0.25, 0.0, 0.5, 0.25]]))
     draws = {0.0: 0, 0.2499: 0, 0.2501: 2, 0.7499: 2, 0.7501: 3, 1 - 2**-53: 3}
     for u, token in draws.items():
-        assert inverse_cdf(log_probs, torch.tensor([u], dtype=torch.float64)).item() == token
+        assert tokens_by_inverse_cdf(log_probs, torch.tensor([u], dtype=torch.float64)).item() == token
 
 
 def test_truncation_and_end_of_sequence(llama):
@@ -173,11 +173,11 @@ def test_take_split_concatenate(llama):
         assert torch.allclose(part_BT, whole_BT[index][:, : part_BT.shape[1]], atol=TOLERANCE)
         assert part.prompts == [PROMPTS[i] for i in index]
     assert sorted(seen) == list(range(5))
-    joined = Samples.concatenate([samples.take([0, 2]), samples.take([1])])
+    joined = Samples.concatenate_samples([samples.take([0, 2]), samples.take([1])])
     assert joined.texts == [samples.texts[i] for i in (0, 2, 1)]
     assert torch.allclose(llama.log_probs(joined), joined.log_probs_BT, atol=TOLERANCE)
     with pytest.raises(InputError, match="different temperatures"):
-        Samples.concatenate([samples, llama.sample(["1"], max_new_tokens=2, temperature=0.5, generator=0)])
+        Samples.concatenate_samples([samples, llama.sample(["1"], max_new_tokens=2, temperature=0.5, generator=0)])
 
 
 def test_micro_batches_and_checkpointing_give_the_same_gradient(llama):
@@ -219,25 +219,25 @@ def test_lora_trains_adapters_only_and_round_trips(tokenizer, tmp_path):
     # Adapters start at zero effect: the same policy.
     samples = lora.sample(PROMPTS, max_new_tokens=8, generator=1)
     assert samples.texts == before.texts
-    assert torch.allclose(lora.log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
+    assert torch.allclose(lora.compute_log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
     optimizer = torch.optim.SGD(lora.parameters(), lr=0.5)
     frozen = {n: p.clone() for n, p in lora.model.named_parameters() if not p.requires_grad}
     for _ in range(2):
         optimizer.zero_grad()
-        (-lora.log_probs(samples).sum() / samples.n_tokens).backward()
+        (-lora.compute_log_probs(samples).sum() / samples.n_tokens).backward()
         optimizer.step()
     assert all(torch.equal(p, frozen[n]) for n, p in lora.model.named_parameters() if n in frozen)
-    moved_BT = lora.log_probs(samples).detach()
+    moved_BT = lora.compute_log_probs(samples).detach()
     assert float(moved_BT.sum()) > float(samples.log_probs_BT.sum())
     lora.save(tmp_path / "adapters")
     assert not (tmp_path / "adapters" / "model.safetensors").exists()
     again = TransformersPolicy.load(tmp_path / "adapters")
-    assert torch.allclose(again.log_probs(samples), moved_BT, atol=1e-6)
+    assert torch.allclose(again.compute_log_probs(samples), moved_BT, atol=1e-6)
     assert [n for n, _ in again.named_parameters()] == names
     state = lora.state_dict()
     fresh = TransformersPolicy.load(tmp_path / "base", lora=LoraSettings(rank=2))
     fresh.load_state_dict(state)
-    assert torch.equal(fresh.log_probs(samples), lora.log_probs(samples))
+    assert torch.equal(fresh.compute_log_probs(samples), lora.compute_log_probs(samples))
     with pytest.raises(InputError, match="another policy"):
         full.load_state_dict(state)
     with pytest.raises(InputError, match="holds adapters already"):
@@ -250,7 +250,7 @@ def test_lora_with_gradient_checkpointing_reaches_the_adapters(tokenizer, tmp_pa
     tokenizer.save_pretrained(tmp_path)
     policy = TransformersPolicy.load(tmp_path, lora=LoraSettings(rank=2), gradient_checkpointing=True)
     samples = policy.sample(PROMPTS, max_new_tokens=4, generator=1)
-    policy.log_probs(samples).sum().backward()
+    policy.compute_log_probs(samples).sum().backward()
     assert sum(float(p.grad.abs().sum()) for p in policy.parameters() if p.grad is not None) > 0
 
 
@@ -263,12 +263,12 @@ def test_bf16_keeps_float32_parameters_and_is_close(tokenizer, tmp_path):
     assert samples.log_probs_BT.dtype == torch.float32
     # bfloat16 keeps 8 bits: a log-probability of logits around 10 is good to a few hundredths, more where it is small.
     with torch.no_grad():
-        assert float((policy.log_probs(samples) - samples.log_probs_BT).abs().median()) < 0.1
+        assert float((policy.compute_log_probs(samples) - samples.log_probs_BT).abs().median()) < 0.1
 
 
 def test_full_save_and_frozen_copy(llama, tmp_path):
     samples = llama.sample(PROMPTS, max_new_tokens=8, generator=1)
-    reference = llama.frozen_copy()
+    reference = llama.make_frozen_copy()
     assert reference.parameters() == []
     with torch.no_grad():
         llama.parameters()[0].add_(0.1)
@@ -276,14 +276,14 @@ def test_full_save_and_frozen_copy(llama, tmp_path):
     assert torch.allclose(reference.log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
     assert not torch.allclose(llama.log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
     llama.save(tmp_path)
-    assert torch.equal(TransformersPolicy.load(tmp_path).log_probs(samples), llama.log_probs(samples))
+    assert torch.equal(TransformersPolicy.load(tmp_path).compute_log_probs(samples), llama.log_probs(samples))
 
 
 def test_templates(tokenizer, tmp_path):
     policy = TransformersPolicy(tiny_model(tokenizer), tokenizer, prompt_template="{prompt} Use {braces}.")
-    assert policy.render("2+2") == "<|bos|>2+2 Use {braces}.<|reply|>"
+    assert policy.render_prompt("2+2") == "<|bos|>2+2 Use {braces}.<|reply|>"
     policy.save(tmp_path)
-    assert TransformersPolicy.load(tmp_path).render("2+2") == policy.render("2+2")
+    assert TransformersPolicy.load(tmp_path).render_prompt("2+2") == policy.render_prompt("2+2")
     with pytest.raises(InputError, match="must hold"):
         TransformersPolicy(tiny_model(tokenizer), tokenizer, prompt_template="fixed")
 

@@ -10,14 +10,14 @@ torch = pytest.importorskip("torch")
 
 from conftest import tiny_model  # noqa: E402
 from rollonce.policies import TransformersPolicy, load_embedded  # noqa: E402
-from rollonce.policies.sampling import draw  # noqa: E402
-from rollonce.policies.small_llama import SmallLlama, fits  # noqa: E402
+from rollonce.policies.sampling import draw_padded_rollouts  # noqa: E402
+from rollonce.policies.small_llama import SmallLlama, is_small_plain_llama  # noqa: E402
 
 PROMPTS = ["1+1", "12 + 30 =", "1+1", "sort 3 1 2", "1+1"]
 
 
 def both(policy: TransformersPolicy, prompts: list[str], new_tokens: int = 24, temperature: float = 1.0):
-    ids_BP, mask_BP = policy.encode(prompts)
+    ids_BP, mask_BP = policy.encode_prompts(prompts)
     uniform_BT = torch.rand((len(prompts), new_tokens), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         return [
@@ -30,7 +30,10 @@ def both(policy: TransformersPolicy, prompts: list[str], new_tokens: int = 24, t
                 eos_ids=policy.eos_ids,
                 pad_id=policy.pad_id,
             )
-            for draw_rollouts in (partial(draw, policy.model), SmallLlama(policy.model).draw)
+            for draw_rollouts in (
+                partial(draw_padded_rollouts, policy.model),
+                SmallLlama(policy.model).draw_padded_rollouts,
+            )
         ]
 
 
@@ -47,7 +50,7 @@ def test_it_draws_what_transformers_would(llama, prompts, temperature):
 
 def test_the_embedded_policy_samples_with_it_what_it_scores():
     policy = load_embedded()
-    assert fits(policy.model)
+    assert is_small_plain_llama(policy.model)
     theirs, ours = both(policy, ["What is 17 + 25?", "What is 9 - 4?"])
     assert torch.equal(theirs.ids_BT, ours.ids_BT)
     torch.testing.assert_close(theirs.log_probs_BT, ours.log_probs_BT, rtol=1e-5, atol=2e-5)
@@ -67,18 +70,18 @@ def test_what_it_computes_follows_the_weights(llama):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 def test_other_models_are_transformers_own(tokenizer, architecture):
-    assert not fits(tiny_model(tokenizer, architecture))
+    assert not is_small_plain_llama(tiny_model(tokenizer, architecture))
 
 
 def test_a_llama_that_is_another_is_transformers_own(tokenizer):
-    assert fits(tiny_model(tokenizer))
-    assert not fits(tiny_model(tokenizer).bfloat16())
+    assert is_small_plain_llama(tiny_model(tokenizer))
+    assert not is_small_plain_llama(tiny_model(tokenizer).bfloat16())
     scaled = tiny_model(tokenizer)
     scaled.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    assert not fits(scaled)
+    assert not is_small_plain_llama(scaled)
     biased = tiny_model(tokenizer)
     biased.config.attention_bias = True
-    assert not fits(biased)
+    assert not is_small_plain_llama(biased)
 
 
 def test_many_prompts_are_sampled_in_parts_and_the_cache_is_let_go(monkeypatch):
@@ -90,8 +93,8 @@ def test_many_prompts_are_sampled_in_parts_and_the_cache_is_let_go(monkeypatch):
     parts = policy.sample(prompts, max_new_tokens=8, generator=3)
     assert whole.texts == parts.texts
     decoder = SmallLlama(policy.model)
-    ids, mask = policy.encode(prompts)
-    decoder.draw(
+    ids, mask = policy.encode_prompts(prompts)
+    decoder.draw_padded_rollouts(
         ids, mask, max_new_tokens=4, temperature=0.0, uniform_BT=None, eos_ids=policy.eos_ids, pad_id=policy.pad_id
     )
     assert decoder.keys == decoder.values == []

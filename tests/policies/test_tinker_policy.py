@@ -17,11 +17,17 @@ import pytest
 import torch
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.policies.samples import Samples, rows_of, to_samples
-from rollonce.policies.tinker_datums import to_datums
+from rollonce.policies.samples import Samples, pad_rollouts_to_samples, unpadded_rollout_rows
+from rollonce.policies.tinker_datums import samples_to_datums
 from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
-from rollonce.policies.tinker_render import make_renderer
-from rollonce.policies.tinker_service import ServiceError, TinkerService, load_sdk, settle, without_key
+from rollonce.policies.tinker_render import make_prompt_renderer
+from rollonce.policies.tinker_service import (
+    ServiceError,
+    TinkerService,
+    load_tinker_sdk,
+    redact_service_key,
+    wait_for_result,
+)
 
 
 class Tokenizer:
@@ -93,14 +99,18 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def policy(**options: Any) -> TinkerPolicy:
     tokenizer = Tokenizer()
     made = TinkerPolicy(
-        TinkerService("http://nowhere"), "m", tokenizer, make_renderer("text", tokenizer), **{"loss": "ppo", **options}
+        TinkerService("http://nowhere"),
+        "m",
+        tokenizer,
+        make_prompt_renderer("text", tokenizer),
+        **{"loss": "ppo", **options},
     )
     made._trainer = Trainer()
     return made
 
 
 # Two rollouts: prompt of 3 and response of 2; prompt of 2 and response of 4.
-SAMPLES = to_samples(
+SAMPLES = pad_rollouts_to_samples(
     prompts=["abc", "xy"],
     texts=["d", "zzzz"],
     prompt_ids=[[7, 8, 9], [5, 6]],
@@ -113,7 +123,10 @@ SAMPLES = to_samples(
 
 
 def test_padding_and_back() -> None:
-    assert rows_of(SAMPLES) == [([7, 8, 9], [3, 1], [-0.5, -0.25]), ([5, 6], [4, 4, 4, 4], [-1, -2, -3, -4])]
+    assert unpadded_rollout_rows(SAMPLES) == [
+        ([7, 8, 9], [3, 1], [-0.5, -0.25]),
+        ([5, 6], [4, 4, 4, 4], [-1, -2, -3, -4]),
+    ]
     assert SAMPLES.prompt_ids_BP.tolist() == [[7, 8, 9], [0, 5, 6]]  # left
     assert SAMPLES.response_ids_BT.tolist() == [[3, 1, 0, 0], [4, 4, 4, 4]]  # right
     assert SAMPLES.lengths_B.tolist() == [2, 4]
@@ -121,7 +134,7 @@ def test_padding_and_back() -> None:
 
 
 def test_a_datum_predicts_each_token_from_those_before_and_blames_no_prompt_token() -> None:
-    first, second = to_datums(SAMPLES, torch.tensor([2.0, -1.0]))
+    first, second = samples_to_datums(SAMPLES, torch.tensor([2.0, -1.0]))
     assert first.model_input == [7, 8, 9, 3]
     assert first.loss_fn_inputs["target_tokens"].tolist() == [8, 9, 3, 1]
     assert first.loss_fn_inputs["logprobs"].tolist() == [0, 0, -0.5, -0.25]
@@ -131,7 +144,7 @@ def test_a_datum_predicts_each_token_from_those_before_and_blames_no_prompt_toke
 
 def test_advantages_a_token() -> None:
     per_token = torch.tensor([[1.0, 2.0, 9.0, 9.0], [3.0, 4.0, 5.0, 6.0]])  # what stands in the padding is not sent
-    first, second = to_datums(SAMPLES, per_token)
+    first, second = samples_to_datums(SAMPLES, per_token)
     assert first.loss_fn_inputs["advantages"].tolist() == [0, 0, 1, 2]
     assert second.loss_fn_inputs["advantages"].tolist() == [0, 3, 4, 5, 6]
 
@@ -146,7 +159,7 @@ def test_sequence_mean_undoes_a_service_s_division_by_length() -> None:
     advantages = torch.tensor([2.0, -1.0])
 
     def totals(reduction: str) -> tuple[float, float]:
-        data = to_datums(SAMPLES, advantages, reduction=reduction)
+        data = samples_to_datums(SAMPLES, advantages, reduction=reduction)
         products = [d.loss_fn_inputs["advantages"] * g for d, g in zip(data, gains, strict=True)]
         return float(sum(p.sum() for p in products)), float(np.mean([float(p.mean()) for p in products]))
 
@@ -203,7 +216,7 @@ def test_settings_that_make_no_sense(options: dict[str, Any], said: str) -> None
 
 
 def two_rollouts(response_ids: list[list[int]], log_probs: list[list[float]]) -> Samples:
-    return to_samples(
+    return pad_rollouts_to_samples(
         prompts=["a", "b"],
         texts=["", "x"],
         prompt_ids=[[5], [6]],
@@ -218,38 +231,38 @@ def two_rollouts(response_ids: list[list[int]], log_probs: list[list[float]]) ->
 def test_rows_with_nothing_to_learn_are_left_out_and_keep_their_place() -> None:
     samples = two_rollouts([[], [7]], [[], [-1.0]])
     p = policy()
-    (datum,) = to_datums(samples, torch.tensor([1.0, 2.0]))
+    (datum,) = samples_to_datums(samples, torch.tensor([1.0, 2.0]))
     assert datum.model_input == [6]
     assert p.update(samples, torch.tensor([1.0, 2.0]), learning_rate=0.1).log_probs_BT.tolist() == [[0], [-1]]
     empty = two_rollouts([[], []], [[], []])
     with pytest.raises(InputError, match="none of the rollouts"):
-        to_datums(empty, torch.zeros(2))
+        samples_to_datums(empty, torch.zeros(2))
 
 
 def test_renderers() -> None:
     tokenizer = Tokenizer()
-    assert list(make_renderer("text", tokenizer).encode("hi")) == [104, 105]
+    assert list(make_prompt_renderer("text", tokenizer).encode("hi")) == [104, 105]
     for name, said in (("chat", "no chat template"), ("nonsense", "cookbook:NAME"), ("cookbook:", "no renderer")):
         with pytest.raises(InputError, match=said):
-            make_renderer(name, tokenizer)
+            make_prompt_renderer(name, tokenizer)
     with pytest.raises(InputError, match="no place for a system message"):
-        make_renderer("text", tokenizer, system="be brief")
+        make_prompt_renderer("text", tokenizer, system="be brief")
     with pytest.raises(InputError, match="no tokens"):
-        policy(prompt_template="{prompt}").encode("")
+        policy(prompt_template="{prompt}").encode_prompt("")
 
 
 # ---- the connection
 
 
 def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert without_key("Bearer tml-dummy was refused") == "Bearer [key] was refused"
+    assert redact_service_key("Bearer tml-dummy was refused") == "Bearer [key] was refused"
     monkeypatch.setenv("TINKER_API_KEY", "sk-1")
     with pytest.raises(InputError, match="tml-"):
-        _ = TinkerService("http://127.0.0.1:9").client
+        _ = TinkerService("http://127.0.0.1:9").service_client
     monkeypatch.delenv("TINKER_API_KEY")
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
     with pytest.raises(InputError, match="set TINKER_API_KEY"):
-        _ = TinkerService("http://127.0.0.1:9").client
+        _ = TinkerService("http://127.0.0.1:9").service_client
 
 
 def test_facts_hold_no_key() -> None:
@@ -262,7 +275,7 @@ def test_facts_hold_no_key() -> None:
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tinker", None)
     with pytest.raises(MissingExtraError, match=r"rollonce\[tinker\]"):
-        load_sdk()
+        load_tinker_sdk()
 
 
 class _Status(Exception):
@@ -296,12 +309,12 @@ def failing(error: Exception) -> Callable[[], Any]:
 )
 def test_errors_become_sentences(error: Exception, said: str) -> None:
     with pytest.raises(ServiceError, match=said):
-        TinkerService("http://nowhere").call("sampling", failing(error))
+        TinkerService("http://nowhere").call_with_watch("sampling", failing(error))
 
 
 def test_our_own_errors_pass_through() -> None:
     with pytest.raises(InputError, match=r"^mine$"):
-        TinkerService("http://nowhere").call("sampling", failing(InputError("mine")))
+        TinkerService("http://nowhere").call_with_watch("sampling", failing(InputError("mine")))
 
 
 def test_the_watch_gives_up_on_a_service_that_is_unwell_and_waits_for_one_that_is_only_slow() -> None:
@@ -318,13 +331,13 @@ def test_the_watch_gives_up_on_a_service_that_is_unwell_and_waits_for_one_that_i
     threading.Thread(target=server.serve_forever, daemon=True).start()
     service = TinkerService(f"http://127.0.0.1:{server.server_address[1]}", patience_s=1.0)
     try:
-        assert service.trouble() is None
-        assert service.call("thinking", lambda: (time.sleep(4), "done")[1]) == "done"
+        assert service.health_check_trouble() is None
+        assert service.call_with_watch("thinking", lambda: (time.sleep(4), "done")[1]) == "done"
         unwell.set()
-        assert service.trouble() == "it answers 503"
+        assert service.health_check_trouble() == "it answers 503"
         began = time.monotonic()
         with pytest.raises(ServiceError, match="went away during thinking: it answers 503"):
-            service.call("thinking", lambda: time.sleep(600))
+            service.call_with_watch("thinking", lambda: time.sleep(600))
         assert time.monotonic() - began < 300
     finally:
         server.shutdown()
@@ -333,6 +346,6 @@ def test_the_watch_gives_up_on_a_service_that_is_unwell_and_waits_for_one_that_i
 
 def test_futures_of_futures_are_waited_for_and_clients_are_not() -> None:
     inner = SimpleNamespace(result=lambda: 3)
-    assert settle(SimpleNamespace(result=lambda: inner)) == 3
+    assert wait_for_result(SimpleNamespace(result=lambda: inner)) == 3
     client = SimpleNamespace(sample=None)
-    assert settle(client) is client
+    assert wait_for_result(client) is client

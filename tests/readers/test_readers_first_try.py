@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
 from rollonce.errors import InputError
 from rollonce.prompts import render_messages
 from rollonce.readers import read_rollouts
@@ -401,15 +401,15 @@ def test_two_models_of_lm_eval_are_no_repeats(tmp_path: Path) -> None:
         InputError, match=r"rollouts of 2 policies make no one table: .*model-70B.* is of org__model-70B"
     ):
         read_rollouts(folder)
-    sources = find_sources([str(folder)], ReaderOptions())
+    sources = find_rollout_sources([str(folder)], ReaderOptions())
     assert len(sources) == 2
-    means = sorted(read(source, ReaderOptions()).rewards_R.mean() for source in sources)
+    means = sorted(read_source_table(source, ReaderOptions()).rewards_R.mean() for source in sources)
     assert means == [14 / 40, 1.0]
     # The model's name in the results beside the samples counts more than the folder's.
     for model in ("org__model-8B", "org__model-70B"):
         (folder / model / "results_2026-01-03.json").write_text(json.dumps({"model_name": "org/model-8B"}))
     assert read_rollouts(folder).group_sizes_N.tolist() == [2] * 40
-    assert len(find_sources([str(folder)], ReaderOptions())) == 1
+    assert len(find_rollout_sources([str(folder)], ReaderOptions())) == 1
 
 
 def test_two_models_of_verifiers_and_evalplus(tmp_path: Path) -> None:
@@ -439,13 +439,13 @@ def test_two_models_of_inspect(tmp_path: Path) -> None:
         write_eval_log(log, str(tmp_path / f"{model[-1]}.eval"))
     with pytest.raises(InputError, match=r"a.eval is of mockllm/a, .*b.eval is of mockllm/b"):
         read_rollouts(tmp_path)
-    assert len(find_sources([str(tmp_path)], ReaderOptions())) == 2
+    assert len(find_rollout_sources([str(tmp_path)], ReaderOptions())) == 2
 
 
 def test_seeds_of_one_model_stay_one_table() -> None:
-    (source,) = find_sources([str(FIXTURES / "lm_eval")], ReaderOptions(reward="acc"))
-    assert len(source.files) == 3
-    np.testing.assert_array_equal(read(source, ReaderOptions(reward="acc")).group_sizes_N, [3, 3])
+    (source,) = find_rollout_sources([str(FIXTURES / "lm_eval")], ReaderOptions(reward="acc"))
+    assert len(source.file_paths) == 3
+    np.testing.assert_array_equal(read_source_table(source, ReaderOptions(reward="acc")).group_sizes_N, [3, 3])
 
 
 def test_rows_of_two_models_are_no_table_and_the_filter_reads_one(tmp_path):

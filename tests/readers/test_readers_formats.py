@@ -167,14 +167,14 @@ def test_inspect_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inspect_scores() -> None:
-    from rollonce.readers.inspect_ai import _score
+    from rollonce.readers.inspect_ai import _read_sample_score
 
-    assert [_score({"s": v}, None) for v in ("C", "P", "I", "N", 0.5, True)] == [1, 0.5, 0, 0, 0.5, True]
-    assert _score({"s": {"a": 0.25, "b": 1}}, "s.a") == 0.25
+    assert [_read_sample_score({"s": v}, None) for v in ("C", "P", "I", "N", 0.5, True)] == [1, 0.5, 0, 0, 0.5, True]
+    assert _read_sample_score({"s": {"a": 0.25, "b": 1}}, "s.a") == 0.25
     with pytest.raises(InputError, match="gives several values"):
-        _score({"s": {"a": 1}}, "s")
+        _read_sample_score({"s": {"a": 1}}, "s")
     with pytest.raises(InputError, match="not scored"):
-        _score({}, None)
+        _read_sample_score({}, None)
 
 
 def test_evalplus() -> None:
@@ -226,16 +226,16 @@ def test_lm_eval_repeats_inside_a_run_are_refused() -> None:
 @pytest.mark.parametrize("folder", sorted(p.name for p in F.iterdir() if p.is_dir()))
 def test_a_format_is_found_by_what_is_in_the_file_not_by_its_name(folder: str, tmp_path: Path) -> None:
     """Copied under another name, each is still read as the same format (prime-rl's step is in the path, though)."""
-    from rollonce.readers.probe import probe_file
-    from rollonce.readers.registry import recognise
+    from rollonce.readers.probe import probe_file_content
+    from rollonce.readers.registry import recognise_format
 
     for path in sorted((F / folder).rglob("*")):
         if path.is_file() and path.name not in ("metadata.json", "aggregated_results.jsonl", "dataset.jsonl"):
-            here = recognise(probe_file(path))
+            here = recognise_format(probe_file_content(path))
             assert here is not None
             if here.name == "prime-rl":
                 continue
             copy = tmp_path / f"renamed{path.suffix}"
             shutil.copy(path, copy)
-            there = recognise(probe_file(copy))
+            there = recognise_format(probe_file_content(copy))
             assert there is here

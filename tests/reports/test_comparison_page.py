@@ -14,11 +14,16 @@ sys.path.append(str(Path(__file__).parents[1] / "comparison"))
 from synthetic_runs import Planted, write_runs
 
 from rollonce.cli import main
-from rollonce.comparison import Analysis, analyse, load_runs
-from rollonce.reports.comparison_markdown import comparison_markdown
-from rollonce.reports.comparison_page import p_text, render_comparison, write_comparison_page
-from rollonce.reports.comparison_svg import nice_marks
-from rollonce.reports.comparison_words import comparison_verdict, points, rate, seconds
+from rollonce.comparison import Analysis, analyse_comparison, load_finished_runs
+from rollonce.reports.comparison_markdown import render_comparison_markdown
+from rollonce.reports.comparison_page import format_p_value, render_comparison_page, write_comparison_page
+from rollonce.reports.comparison_svg import choose_round_marks
+from rollonce.reports.comparison_words import (
+    format_learning_rate,
+    format_seconds,
+    format_signed_points,
+    make_comparison_verdict,
+)
 
 EVIL = '<script>window.pwned=1</script><img src="http://example.invalid/x.png">'
 SEED = (-0.004, 0.0, 0.008, 0.002, -0.006)
@@ -51,7 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> Analysis:
-    return analyse(load_runs(root))
+    return analyse_comparison(load_finished_runs(root))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
         root / "runs"
     ).iterdir():  # the first arm has no hold-out items: not an error, each split stands for itself
         (folder / "seed2" / "result.json").write_text(json.dumps({"status": "disk", "message": EVIL, "steps": 40}))
-    return analyse(load_runs(root))
+    return analyse_comparison(load_finished_runs(root))
 
 
 @pytest.mark.parametrize("width", [375, 1180])
@@ -102,17 +107,17 @@ def test_hostile_names_in_a_browser(hostile: Analysis, tmp_path: Path, width: in
 
 
 def test_nothing_hostile_and_nothing_from_elsewhere(hostile: Analysis, found: Analysis) -> None:
-    for text in (render_comparison(hostile, EVIL), render_comparison(found, "x")):
+    for text in (render_comparison_page(hostile, EVIL), render_comparison_page(found, "x")):
         assert "<script" not in text
         assert "<img" not in text
         assert not re.search(r"(?:src|href)=\"(?!#|data:,)", text)
         assert not re.search(r"url\(|@import|@font-face", text)
         assert not re.search(r"\bnan\b|NaN|\binf\b|None", text)
-    assert "ended as &#39;disk&#39;" in render_comparison(hostile, "x")
+    assert "ended as &#39;disk&#39;" in render_comparison_page(hostile, "x")
 
 
 def test_the_verdict_claims_what_the_intervals_hold(found: Analysis) -> None:
-    verdict = comparison_verdict(found)
+    verdict = make_comparison_verdict(found)
     assert verdict.headline == (
         "critic (+10.0 points) ended above flashreinforce; none (−10.0 points) ended below flashreinforce. "
         "No difference could be shown for gs1_tfidf and grpo."
@@ -131,8 +136,8 @@ def test_seeds_needed_are_said(tmp_path: Path) -> None:
         "flashreinforce": Planted(lambda s, t, i: 0.3 + big[s] * t / 40),
         "none": Planted(lambda s, t, i: 0.31 + big[(s + 1) % 3] * t / 40),
     }
-    found = analyse(load_runs(write_runs(tmp_path / "out", planted)))
-    verdict = comparison_verdict(found)
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", planted)))
+    verdict = make_comparison_verdict(found)
     assert verdict.headline == "No difference to flashreinforce could be shown for none, with 3 seeds each."
     needed = found.differences[0].seeds_needed
     assert needed is not None
@@ -142,26 +147,28 @@ def test_seeds_needed_are_said(tmp_path: Path) -> None:
 
 
 def test_one_seed_makes_no_claim(tmp_path: Path) -> None:
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms(), seeds=[0])))
-    verdict = comparison_verdict(found)
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", arms(), seeds=[0])))
+    verdict = make_comparison_verdict(found)
     assert verdict.headline.startswith("One seed per arm cannot tell arms apart")
-    assert not re.search(r"\bnan\b|NaN", render_comparison(found, "x"))
-    assert "nan" not in comparison_markdown(found, "x")
+    assert not re.search(r"\bnan\b|NaN", render_comparison_page(found, "x"))
+    assert "nan" not in render_comparison_markdown(found, "x")
 
 
 def test_one_item_is_not_called_one_seed(tmp_path: Path) -> None:
-    found = analyse(load_runs(write_runs(tmp_path / "out", arms(), seeds=range(3), items=[("family", "t0")])))
-    verdict = comparison_verdict(found)
+    found = analyse_comparison(
+        load_finished_runs(write_runs(tmp_path / "out", arms(), seeds=range(3), items=[("family", "t0")]))
+    )
+    verdict = make_comparison_verdict(found)
     assert verdict.headline == "One item cannot tell arms apart: what another item would have given is not known."
-    assert not re.search(r"\bnan\b|NaN", render_comparison(found, "x") + comparison_markdown(found, "x"))
+    assert not re.search(r"\bnan\b|NaN", render_comparison_page(found, "x") + render_comparison_markdown(found, "x"))
 
 
 def test_saturated_arms_prove_nothing(tmp_path: Path) -> None:
     # Both solve everything with every seed; a third varies, so that there is a variance to be pooled.
     full = Planted(lambda seed, step, item: 0.3 + 0.7 * step / 40)
     planted = {"flashreinforce": full, "full": full, "none": Planted(level(0.45))}
-    found = analyse(load_runs(write_runs(tmp_path / "out", planted, seeds=range(5))))
-    verdict = comparison_verdict(found)
+    found = analyse_comparison(load_finished_runs(write_runs(tmp_path / "out", planted, seeds=range(5))))
+    verdict = make_comparison_verdict(found)
     assert verdict.headline.startswith(
         "none (−52.5 points) ended below flashreinforce."
     )  # .45, and .05 for half of the items
@@ -171,25 +178,29 @@ def test_saturated_arms_prove_nothing(tmp_path: Path) -> None:
         in text
     )
     assert "would most likely have shown" not in text
-    cells = next(line for line in comparison_markdown(found, "x").splitlines() if line.startswith("| full | 0.0"))
+    cells = next(
+        line for line in render_comparison_markdown(found, "x").splitlines() if line.startswith("| full | 0.0")
+    )
     assert cells.split("|")[5:7] == [" - ", " - "]  # told apart at, seeds needed
-    apart = analyse(
-        load_runs(
+    apart = analyse_comparison(
+        load_finished_runs(
             write_runs(tmp_path / "apart", {"flashreinforce": full, "none": Planted(lambda *_: 0.0)}, seeds=[0, 1])
         )
     )
-    assert comparison_verdict(apart).headline == "Nothing can be said of differences to flashreinforce."
+    assert make_comparison_verdict(apart).headline == "Nothing can be said of differences to flashreinforce."
 
 
 def test_one_arm_alone(tmp_path: Path) -> None:
-    found = analyse(load_runs(write_runs(tmp_path / "out", {"none": arms()["none"]}, seeds=range(5))))
-    assert "nothing to compare it with" in comparison_verdict(found).headline
-    assert "<h1>One arm, none" in render_comparison(found, "x")
-    assert "nan" not in comparison_markdown(found, "x")
+    found = analyse_comparison(
+        load_finished_runs(write_runs(tmp_path / "out", {"none": arms()["none"]}, seeds=range(5)))
+    )
+    assert "nothing to compare it with" in make_comparison_verdict(found).headline
+    assert "<h1>One arm, none" in render_comparison_page(found, "x")
+    assert "nan" not in render_comparison_markdown(found, "x")
 
 
 def test_markdown(found: Analysis) -> None:
-    text = comparison_markdown(found, "rollonce report out")
+    text = render_comparison_markdown(found, "rollonce report out")
     assert "| none | 5 | 37.5%" in text
     assert "Made by `rollonce report out`" in text
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
@@ -197,16 +208,23 @@ def test_markdown(found: Analysis) -> None:
 
 
 def test_same_runs_same_page(found: Analysis, root: Path) -> None:
-    assert render_comparison(analyse(load_runs(root)), "x") == render_comparison(found, "x")
+    assert render_comparison_page(analyse_comparison(load_finished_runs(root)), "x") == render_comparison_page(
+        found, "x"
+    )
 
 
 def test_small_words() -> None:
-    assert [points(v) for v in (0.0123, -0.004, 0.0, 0.0001)] == ["+1.2", "−0.4", "0.0", "0.0"]
-    assert [rate(v) for v in (2e-4, 1e-3, 1.5e-5, float("nan"))] == ["2e-4", "1e-3", "1.5e-5", "-"]
-    assert [seconds(v) for v in (0.0123, 4.0, 12345.0, float("inf"))] == ["0.0123 s", "4 s", "12,345 s", "not reached"]
-    assert [p_text(p) for p in (0.5, 0.0004, 0.05, 1.0)] == [".500", "< .001", ".050", "1.000"]
-    assert nice_marks(0, 47) == (0, 10, 20, 30, 40)
-    assert nice_marks(-3.2, 3.2, 4) == (-2, 0, 2)
+    assert [format_signed_points(v) for v in (0.0123, -0.004, 0.0, 0.0001)] == ["+1.2", "−0.4", "0.0", "0.0"]
+    assert [format_learning_rate(v) for v in (2e-4, 1e-3, 1.5e-5, float("nan"))] == ["2e-4", "1e-3", "1.5e-5", "-"]
+    assert [format_seconds(v) for v in (0.0123, 4.0, 12345.0, float("inf"))] == [
+        "0.0123 s",
+        "4 s",
+        "12,345 s",
+        "not reached",
+    ]
+    assert [format_p_value(p) for p in (0.5, 0.0004, 0.05, 1.0)] == [".500", "< .001", ".050", "1.000"]
+    assert choose_round_marks(0, 47) == (0, 10, 20, 30, 40)
+    assert choose_round_marks(-3.2, 3.2, 4) == (-2, 0, 2)
 
 
 # The command

@@ -9,7 +9,7 @@ import pytest
 from rollonce.reports.decision import decide_from_b_eff, decide_on_audit, decide_on_log, decide_on_plan
 from rollonce.scoring import Estimate, WatchScore
 from rollonce.testing.audit import CheckResult
-from rollonce.tuning.planning import Difficulty, plan
+from rollonce.tuning.planning import Difficulty, predict_budget_plan
 
 
 def variances(rho: float, b_eff: float, batch_size: int, group: int = 8) -> tuple[float, float]:
@@ -41,11 +41,11 @@ def test_without_rho_only_a_b_eff_as_large_as_the_groups_is_a_yes() -> None:
 
 
 def test_plan_says_where_rho_comes_from() -> None:
-    made = plan(32, Difficulty(0.4, 0.14, 0.1))
+    made = predict_budget_plan(32, Difficulty(0.4, 0.14, 0.1))
     unknown = decide_on_plan(made, "mine.jsonl", rho_known=False)
     assert unknown.answer == "cannot tell"
     assert unknown.next_step.startswith("rollonce noise")
-    known = decide_on_plan(plan(32, Difficulty(0.4, 0.14, 0.1), rho=0.5), "mine.jsonl", rho_known=True)
+    known = decide_on_plan(predict_budget_plan(32, Difficulty(0.4, 0.14, 0.1), rho=0.5), "mine.jsonl", rho_known=True)
     assert known.answer == "yes"
     assert known.next_step.startswith("rollonce score mine.jsonl --save-best")
 

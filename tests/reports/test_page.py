@@ -10,7 +10,7 @@ import pytest
 from browser import look
 
 from rollonce.reports import svg
-from rollonce.reports.page import render, write_page
+from rollonce.reports.page import render_board_page, write_board_page
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Estimate, score_rollouts
 
@@ -43,7 +43,7 @@ def boards() -> list[Board]:
 @pytest.fixture(scope="module")
 def page(boards: list[Board], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "out.html"
-    write_page(str(path), boards, f"rollonce score '{EVIL}' --report out.html")
+    write_board_page(str(path), boards, f"rollonce score '{EVIL}' --report out.html")
     return path
 
 
@@ -68,7 +68,7 @@ def test_in_a_browser(page: Path, width: int) -> None:
 
 def test_one_set_in_a_browser(boards: list[Board], tmp_path: Path) -> None:
     path = tmp_path / "one.html"
-    write_page(str(path), boards[:1], "rollonce score plain")
+    write_board_page(str(path), boards[:1], "rollonce score plain")
     found = look(path, 375)
     assert found["scroll"] <= found["client"] <= 375
     assert found["h1"].replace("Beff", "B_eff").endswith(".")
@@ -97,14 +97,14 @@ def test_settings_command_version_and_notes_are_there(boards: list[Board], page:
 
 
 def test_same_boards_same_page(boards: list[Board]) -> None:
-    assert render(boards, "rollonce score") == render(boards, "rollonce score")
+    assert render_board_page(boards, "rollonce score") == render_board_page(boards, "rollonce score")
 
 
 def test_an_unwritable_place_is_a_sentence(boards: list[Board], tmp_path: Path) -> None:
     from rollonce.errors import InputError
 
     with pytest.raises(InputError, match="cannot be written"):
-        write_page(str(tmp_path / "nowhere" / "out.html"), boards, "")
+        write_board_page(str(tmp_path / "nowhere" / "out.html"), boards, "")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_an_unwritable_place_is_a_sentence(boards: list[Board], tmp_path: Path) 
     ],
 )
 def test_ratio_axes_have_marks_on_both_sides_of_one_and_hold_every_value(ratios) -> None:
-    scale = svg.ratio_scale([Estimate(*r) for r in ratios])
+    scale = svg.make_ratio_scale([Estimate(*r) for r in ratios])
     assert min(scale.marks) < 1 < max(scale.marks)
     assert 1.0 in scale.marks
-    assert not any(scale.beyond(value) for value, _, _ in ratios)
-    at = [scale.at(mark) for mark in scale.marks]
+    assert not any(scale.is_value_outside(value) for value, _, _ in ratios)
+    at = [scale.position_in_percent(mark) for mark in scale.marks]
     assert min(b - a for a, b in itertools.pairwise(at)) > 6  # room for the text between two
     assert len(at) <= 9

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 from rich.console import Console
 
-from rollonce.reports.transfer import colour, print_transfer, transfer_svg
+from rollonce.reports.transfer import choose_ratio_colour, draw_transfer_heat_map, print_transfer_matrix
 from rollonce.scoring import Estimate
 from rollonce.tuning.transfer import Cell, TransferResult
 
@@ -27,7 +27,7 @@ RESULT = TransferResult(
 
 def test_the_table_marks_what_is_certain() -> None:
     console = Console(file=io.StringIO(), width=80)
-    print_transfer(console, RESULT)
+    print_transfer_matrix(console, RESULT)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[:2] == ["A  sums & <more>", "B  puzzles"]
     assert ["tuned", "on", "A", "1.20+c", "0.75-", "0.95"] in [line.split() for line in lines]  # sqrt(1.2 x 0.75)
@@ -35,18 +35,23 @@ def test_the_table_marks_what_is_certain() -> None:
 
 
 def test_the_heat_map_is_xml_with_a_cell_for_each_ratio() -> None:
-    root = ET.fromstring(transfer_svg(RESULT))
+    root = ET.fromstring(draw_transfer_heat_map(RESULT))
     texts = {t.text: t for t in root.iter(f"{SVG}text")}
     assert "sums & <more>" in texts
     assert [texts[ratio].get("font-weight") for ratio in ("1.20", "0.75", "1.00")] == ["bold", "bold", "normal"]
     fills = [r.get("fill") for r in root.iter(f"{SVG}rect") if r.get("stroke")]
-    assert fills == [colour(1.2), colour(0.75), colour(1.0), colour(1.0)]
+    assert fills == [
+        choose_ratio_colour(1.2),
+        choose_ratio_colour(0.75),
+        choose_ratio_colour(1.0),
+        choose_ratio_colour(1.0),
+    ]
     for part in root.iter(f"{SVG}text"):  # nothing is drawn outside the picture
         assert 0 <= float(part.get("x", "0")) <= float(root.get("width", "0"))
 
 
 def test_colours_are_symmetric_in_the_logarithm() -> None:
-    assert colour(1.0) == "#ffffff"
-    assert colour(1.25) == colour(9.0) == "#2166ac"
-    assert colour(0.8) == colour(0.1) == "#b2182b"
-    assert colour(float("nan")) == "#dddddd"
+    assert choose_ratio_colour(1.0) == "#ffffff"
+    assert choose_ratio_colour(1.25) == choose_ratio_colour(9.0) == "#2166ac"
+    assert choose_ratio_colour(0.8) == choose_ratio_colour(0.1) == "#b2182b"
+    assert choose_ratio_colour(float("nan")) == "#dddddd"

@@ -11,8 +11,14 @@ from rich.console import Console
 from rollonce import datasets
 from rollonce.baselines import NoBaseline
 from rollonce.reports import svg
-from rollonce.reports.bars import draw_bar
-from rollonce.reports.words import interval, number, step_sentences, verdict, with_interval
+from rollonce.reports.bars import draw_bar_as_text
+from rollonce.reports.words import (
+    describe_best_step,
+    format_interval,
+    format_number,
+    format_with_interval,
+    make_board_verdict,
+)
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Estimate, Score, score_rollouts
 
@@ -33,7 +39,7 @@ def said(board: Board, *ratios: Estimate) -> tuple[str, bool | None]:
     """The verdict with these baselines ahead of LOO."""
     loo = board.scores[0]._replace(ratio=Estimate(1.0, 1.0, 1.0))
     ahead: list[Score] = [loo._replace(label=f"kernel {k}", ratio=r) for k, r in enumerate(ratios)]
-    words = verdict(dataclasses.replace(board, scores=[*ahead, loo]))
+    words = make_board_verdict(dataclasses.replace(board, scores=[*ahead, loo]))
     return " ".join([words.headline, *words.more]), words.apart
 
 
@@ -60,7 +66,7 @@ def test_verdicts(board: Board) -> None:
 def test_equal_rewards_have_no_winner(reward: float) -> None:
     for n_rollouts in (4, 1):
         table = Rollouts.from_groups([[reward] * n_rollouts] * 40, [f"task {t}" for t in range(40)])
-        words = verdict(score_rollouts(table, n_batches=20, resamples=4))
+        words = make_board_verdict(score_rollouts(table, n_batches=20, resamples=4))
         assert words.headline == "All rewards are equal: no baseline is better than another, nothing can be learned."
         assert words.apart is None
 
@@ -70,19 +76,19 @@ def test_without_noise_the_one_that_errs_least_is_named_not_the_one_with_a_ratio
     table = Rollouts.from_groups(
         rewards, [f"task {t}" for t in range(40)], columns={"kind": [t % 2 for t in range(40)]}
     )
-    words = verdict(score_rollouts(table, n_batches=50, resamples=0))
+    words = make_board_verdict(score_rollouts(table, n_batches=50, resamples=0))
     assert words.headline.startswith("Same kind errs least")  # never wrong: E[A^2] = 0, and a ratio to it is 1/0
 
 
 def test_numbers() -> None:
-    assert number(-0.001) == "0.00"
-    assert number(-1.5) == "−1.50"
-    assert number(math.nan) == "-"
-    assert interval(Estimate(1.022, 1.0212, 1.0227)) == "[1.021, 1.023]"
-    assert interval(Estimate(1.0, 1.0, 1.0)) == "[1.00, 1.00]"
-    assert interval(Estimate(1.0, math.nan, math.nan)) == ""
+    assert format_number(-0.001) == "0.00"
+    assert format_number(-1.5) == "−1.50"
+    assert format_number(math.nan) == "-"
+    assert format_interval(Estimate(1.022, 1.0212, 1.0227)) == "[1.021, 1.023]"
+    assert format_interval(Estimate(1.0, 1.0, 1.0)) == "[1.00, 1.00]"
+    assert format_interval(Estimate(1.0, math.nan, math.nan)) == ""
     # Which side of 1 an end lies on must show.
-    assert with_interval(Estimate(1.16, 1.001, 1.35)) == "1.160 [1.001, 1.350]"
+    assert format_with_interval(Estimate(1.16, 1.001, 1.35)) == "1.160 [1.001, 1.350]"
 
 
 @pytest.mark.parametrize(
@@ -96,23 +102,23 @@ def test_numbers() -> None:
     ],
 )
 def test_bars(estimate: Estimate, bar: str) -> None:
-    assert draw_bar(estimate, 0.5, 2.0, 12, fancy=False) == bar
+    assert draw_bar_as_text(estimate, 0.5, 2.0, 12, fancy=False) == bar
 
 
 def test_scales_hold_odd_values() -> None:
-    assert svg.ratio_scale([]).low < 1 < svg.ratio_scale([]).high
-    assert svg.log_scale([Estimate(math.inf, math.nan, math.nan), Estimate(-0.1, -0.2, 0.1)]).marks
-    assert "circle" not in svg.interval_bar(Estimate(math.nan, math.nan, math.nan), svg.ratio_scale([]))
-    assert svg.curve({"perfect": [(8, 8.0)], "LOO mean": [(8, math.nan)]}) == ""
-    assert "-" not in svg.histogram([0.5] * 10).split('height="')[1].split('"')[0]
+    assert svg.make_ratio_scale([]).low < 1 < svg.make_ratio_scale([]).high
+    assert svg.make_logarithmic_scale([Estimate(math.inf, math.nan, math.nan), Estimate(-0.1, -0.2, 0.1)]).marks
+    assert "circle" not in svg.draw_interval_bar(Estimate(math.nan, math.nan, math.nan), svg.make_ratio_scale([]))
+    assert svg.draw_batch_size_curve({"perfect": [(8, 8.0)], "LOO mean": [(8, math.nan)]}) == ""
+    assert "-" not in svg.draw_reward_histogram([0.5] * 10).split('height="')[1].split('"')[0]
 
 
 def test_wide_terminals_get_wide_bars(board: Board) -> None:
-    from rollonce.reports.table import print_board
+    from rollonce.reports.table import print_baseline_board
 
     for width in (80, 160):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        print_board(console, board)
+        print_baseline_board(console, board)
         assert max(map(len, console.export_text().splitlines())) <= width
 
 
@@ -123,14 +129,14 @@ def test_a_predicted_batch_beyond_what_was_measured_is_not_given_as_a_number():
     (prediction,) = board.steps[NoBaseline().label]
     assert prediction.beyond_curve
     assert prediction.equivalent_batch.value > 64
-    first, second = step_sentences(board)
+    first, second = describe_best_step(board)
     assert "as with a batch of more than 64 instead of 32 (exponent 2)" in first
     assert second == "B_eff has another first: LOO mean."
 
 
 def test_text_for_pages_is_escaped_and_has_its_subscripts_and_commands():
-    from rollonce.reports.html import subscript
+    from rollonce.reports.html import mark_up_sentence
 
-    assert subscript("B_eff < 3, `rollonce noise` says <b>") == (
+    assert mark_up_sentence("B_eff < 3, `rollonce noise` says <b>") == (
         "B<sub>eff</sub> &lt; 3, <code>rollonce noise</code> says &lt;b&gt;"
     )

@@ -9,7 +9,7 @@ from rollonce import datasets
 from rollonce.baselines import KernelBaseline, LeaveOneOut, published_tfidf
 from rollonce.kernels import Same
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Scorer, loo_b_eff, moments
+from rollonce.scoring import Scorer, effective_batch_of_loo, moments
 
 N, G, B, FAMILIES = 60, 6, 16, 12
 
@@ -27,7 +27,7 @@ def simulate(seed: int) -> Rollouts:
 def truth_loo() -> float:
     rng = np.random.default_rng(123)
     mean = np.clip((rng.beta(1.2, 1.2, 400_000) * 0.8 + 0.1) + rng.normal(0, 0.08, 400_000), 0, 1)
-    return loo_b_eff(float(mean.var() / (mean * (1 - mean)).mean()), B)
+    return effective_batch_of_loo(float(mean.var() / (mean * (1 - mean)).mean()), B)
 
 
 @pytest.mark.slow
@@ -40,7 +40,9 @@ def test_coverage_of_level_and_ratio():
         rng = np.random.default_rng(10_000 + seed)
         p = np.clip((rng.beta(1.2, 1.2, N) * 0.8 + 0.1) + rng.normal(0, 0.08, N), 0, 1)
         table = Rollouts.from_groups((rng.random((N, G)) < p[:, None]).astype(float), [f"t{i}" for i in range(N)])
-        score = Scorer(table, B, n_batches=600, resamples=60, batches_per_resample=60, seed=seed).score(LeaveOneOut())
+        score = Scorer(table, B, n_batches=600, resamples=60, batches_per_resample=60, seed=seed).score_baseline(
+            LeaveOneOut()
+        )
         level_hits += score.b_eff.low <= truth_loo() <= score.b_eff.high
         ratio_hits += _ratio_covers(seed)
         runs += 1
@@ -60,7 +62,7 @@ def _ratio_covers(seed: int) -> bool:
         [f"t{i}" for i in range(N)],
         columns={"family": [str(f) for f in family]},
     )
-    score = Scorer(table, B, n_batches=600, resamples=60, batches_per_resample=60, seed=seed).score(
+    score = Scorer(table, B, n_batches=600, resamples=60, batches_per_resample=60, seed=seed).score_baseline(
         KernelBaseline(Same())
     )
     return bool(score.ratio.low <= _true_family_ratio() <= score.ratio.high)
@@ -102,7 +104,7 @@ def test_copies_in_a_resample_do_not_meet_themselves():
     kernel = KernelBaseline(published_tfidf().kernel).fit(distinct.tasks)
     kernel.kernel.temperature = 0.05  # type: ignore[attr-defined]
     scorer = Scorer(distinct, B, n_batches=300, resamples=40, seed=1)
-    score = scorer.score(kernel)
+    score = scorer.score_baseline(kernel)
     assert score.ratio.value == pytest.approx(1.0, abs=1e-9)  # prompts share no word: the kernel is the LOO mean
     assert score.ratio.high < 1.001
     assert score.ratio.low > 0.999
@@ -110,7 +112,7 @@ def test_copies_in_a_resample_do_not_meet_themselves():
 
 def test_paired_ratio_is_far_tighter_than_the_level():
     table = datasets.load("gsm8k_qwen25coder_1.5b")
-    score = Scorer(table, n_batches=500, resamples=60).score(published_tfidf().fit(table.tasks))
+    score = Scorer(table, n_batches=500, resamples=60).score_baseline(published_tfidf().fit(table.tasks))
     width = np.log(score.ratio.high / score.ratio.low)
     assert width < 0.3 * np.log(score.b_eff.high / score.b_eff.low)
 

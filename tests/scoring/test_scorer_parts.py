@@ -27,8 +27,8 @@ from rollonce.errors import InputError
 from rollonce.readers import read_rollouts
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, Watcher, score_rollouts
-from rollonce.scoring.closed_form import smoother_errors
-from rollonce.scoring.recipe import recipe_errors
+from rollonce.scoring.closed_form import smoother_squared_errors
+from rollonce.scoring.recipe import recipe_squared_errors
 
 
 def table(n: int, g: int = 3, seed: int = 0) -> Rollouts:
@@ -41,7 +41,7 @@ def table(n: int, g: int = 3, seed: int = 0) -> Rollouts:
 
 def test_ages_count_steps_back_and_the_newest_rows_come_last():
     scorer = Scorer(table(20), 3, n_batches=5, resamples=0)
-    np.testing.assert_array_equal(scorer.ages(7), [0, 0, 0, 3, 2, 2, 2, 1, 1, 1])
+    np.testing.assert_array_equal(scorer.ages_with_window(7), [0, 0, 0, 3, 2, 2, 2, 1, 1, 1])
 
 
 def test_only_targets_count():
@@ -51,28 +51,28 @@ def test_only_targets_count():
         Scorer(t, 4, n_batches=300, resamples=0),
         Scorer(t, 4, n_batches=300, resamples=0, targets=chosen),
     )
-    columns = all_of_them.columns(0)
-    errors = all_of_them.errors(LeaveOneOut(), columns, 0)
+    columns = all_of_them.draw_common_batches(0)
+    errors = all_of_them.unbiased_squared_errors(LeaveOneOut(), columns, 0)
     expected = errors[np.isin(columns[:, :4], chosen)].mean()
-    assert some.score(LeaveOneOut()).mse == pytest.approx(expected, rel=1e-12)
+    assert some.score_baseline(LeaveOneOut()).mse == pytest.approx(expected, rel=1e-12)
     assert expected != pytest.approx(errors.mean(), rel=1e-3)
 
 
 def test_dear_baselines_use_fewer_batches():
     t = table(190)
     scorer = Scorer(t, 32, n_batches=60, resamples=0, n_batches_expensive=7)
-    assert scorer.score(Kriging(window=140).fit(t.tasks)).n_batches == 7
-    assert scorer.score(published_tfidf(140).fit(t.tasks)).n_batches == 60
-    assert scorer.score(Kriging().fit(t.tasks)).n_batches == 60
+    assert scorer.score_baseline(Kriging(window=140).fit(t.tasks)).n_batches == 7
+    assert scorer.score_baseline(published_tfidf(140).fit(t.tasks)).n_batches == 60
+    assert scorer.score_baseline(Kriging().fit(t.tasks)).n_batches == 60
 
 
 @pytest.mark.parametrize(("resamples", "df"), [(8, 7), (60, 49)])
 def test_an_interval_rests_on_no_more_than_its_resamples_or_tasks(resamples, df):
     t = datasets.load("taubench_airline_gpt4o")
     scorer = Scorer(t, n_batches=100, resamples=resamples, batches_per_resample=20)
-    pair, _ = scorer._paired_errors(LeaveOneOut(), LeaveOneOut())
+    pair, _ = scorer._compare_on_common_batches(LeaveOneOut(), LeaveOneOut())
     assert pair.degrees_of_freedom == df
-    high, value = (getattr(scorer.score(LeaveOneOut()).b_eff, name) for name in ("high", "value"))
+    high, value = (getattr(scorer.score_baseline(LeaveOneOut()).b_eff, name) for name in ("high", "value"))
     assert np.log(high / value) == pytest.approx(scipy.stats.t.ppf(0.975, df) * pair.se_level, rel=1e-9)
 
 
@@ -82,7 +82,7 @@ def test_the_noise_of_few_batches_in_a_resample_is_taken_out():
     t = datasets.load("game24_gpt4_cot")
 
     def width(per: int) -> float:
-        score = Scorer(t, 8, n_batches=4000, resamples=200, batches_per_resample=per).score(LeaveOneOut())
+        score = Scorer(t, 8, n_batches=4000, resamples=200, batches_per_resample=per).score_baseline(LeaveOneOut())
         return float(np.log(score.b_eff.high / score.b_eff.low))
 
     few, many = width(30), width(400)
@@ -104,13 +104,15 @@ class SameTaskInHistory(Baseline):
 def test_the_recipe_hands_no_row_its_own_prompt_from_the_window():
     t = Rollouts.from_groups([[1.0, 1.0]] * 4, ["one", "two", "ONE", "three"])
     columns, ages = np.array([[0, 1, 2, 3]]), np.array([0, 0, 1, 1])
-    errors = recipe_errors(SameTaskInHistory(), t, columns, 2, ages, np.random.default_rng(0))
+    errors = recipe_squared_errors(SameTaskInHistory(), t, columns, 2, ages, np.random.default_rng(0))
     np.testing.assert_array_equal(errors, [[1.0, 1.0]])  # b is 0 for both: the twin of "one" was not there
 
 
 def test_the_recipe_leaves_a_second_copy_out_of_the_batch():
     t = Rollouts.from_groups([[1.0, 1.0], [0.0, 0.0]], ["one", "two"])
-    errors = recipe_errors(NoBaseline(), t, np.array([[0, 0, 1]]), 3, np.zeros(3, np.int64), np.random.default_rng(0))
+    errors = recipe_squared_errors(
+        NoBaseline(), t, np.array([[0, 0, 1]]), 3, np.zeros(3, np.int64), np.random.default_rng(0)
+    )
     assert errors[0, 0] == 1.0
     assert np.isnan(errors[0, 1])
 
@@ -118,7 +120,7 @@ def test_the_recipe_leaves_a_second_copy_out_of_the_batch():
 def test_ridge_with_only_copies_in_its_window_falls_back_to_the_batch():
     t = Rollouts.from_groups([[1, 1], [0, 1], [1, 0]], ["aa bb", "cc dd", "ee ff"])
     ridge = Ridge(window=2).fit(t.tasks)
-    e = smoother_errors(
+    e = smoother_squared_errors(
         ridge, t.tasks, np.array([[0, 1, 0, 0]]), 2, np.array([0, 0, 1, 1]), t.means_N, t.biased_variances_N
     )
     # Task 0 (mean 1) is left with task 1: mean 0.5 and variance 0.25. With no weights at all the error would be 1.
@@ -129,12 +131,12 @@ def test_watch_interval_is_the_jackknife_over_steps_by_hand():
     w = Watcher([FlashReinforce(), NoBaseline()])
     steps = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     for rewards in steps:
-        w.step(Batch.of(["aa", "bb", "cc"], rewards))
+        w.score_next_step(Batch.of(["aa", "bb", "cc"], rewards))
     loo = np.array([1 + 0.25 + 0.25, 0.25 + 0.25 + 1, 1 + 0.25 + 0.25, 0.0])
     none = np.array([2.0, 2.0, 1.0, 3.0])
     rest = np.log((loo.sum() - loo) / (none.sum() - none))
     se = np.sqrt(3 / 4 * ((rest - rest.mean()) ** 2).sum())
-    score = next(s for s in w.scores() if s.label == "REINFORCE without a baseline")
+    score = next(s for s in w.rank_scores_so_far() if s.label == "REINFORCE without a baseline")
     assert score.ratio.value == pytest.approx(loo.sum() / none.sum())
     assert np.log(score.ratio.high / score.ratio.value) == pytest.approx(scipy.stats.t.ppf(0.975, 3) * se)
 

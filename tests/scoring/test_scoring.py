@@ -26,11 +26,18 @@ from rollonce.errors import InputError
 from rollonce.features import Tfidf
 from rollonce.kernels import Buckets, Nearest, Rbf, Same, Softmax
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Scorer, dead_group_fraction, group_scores, loo_b_eff, moments, score_rollouts
-from rollonce.scoring.batches import draw_columns
-from rollonce.scoring.closed_form import smoother_errors
-from rollonce.scoring.recipe import recipe_errors
-from rollonce.scoring.repeats import tracker_errors
+from rollonce.scoring import (
+    Scorer,
+    dead_group_fraction,
+    effective_batch_of_loo,
+    moments,
+    score_group_baselines,
+    score_rollouts,
+)
+from rollonce.scoring.batches import draw_distinct_columns
+from rollonce.scoring.closed_form import smoother_squared_errors
+from rollonce.scoring.recipe import recipe_squared_errors
+from rollonce.scoring.repeats import tracker_squared_errors
 
 # An independent check of the shipped sets: s2, tau2, SNR, then B_eff at B = 32 of LOO, 5 in-batch length buckets, word
 # TF-IDF at T = 0.1.
@@ -58,7 +65,9 @@ def test_reproduces_the_table_of_an_independent_check(real):
     assert m.tau2.value == pytest.approx(tau2, abs=6e-5)
     assert m.snr.value == pytest.approx(snr, abs=6e-3)
     scorer = Scorer(real, n_batches=6000, resamples=0)
-    got = [scorer.score(b.fit(real.tasks)) for b in (LeaveOneOut(), KernelBaseline(Buckets()), published_tfidf())]
+    got = [
+        scorer.score_baseline(b.fit(real.tasks)) for b in (LeaveOneOut(), KernelBaseline(Buckets()), published_tfidf())
+    ]
     for score, level in zip(got, (loo, buckets, tfidf), strict=True):
         assert score.b_eff.value == pytest.approx(level, abs=0.25)
         assert score.ratio.value == pytest.approx(level / loo, abs=0.02)
@@ -68,19 +77,20 @@ def test_three_estimators_agree_on_every_set(real):
     """Closed form, the sampled recipe through predict(), and reference.py, within 4 Monte-Carlo standard errors of each
     other."""
     baseline = published_tfidf().fit(real.tasks)
-    columns = draw_columns(real.n_tasks, 32, 1500, np.random.default_rng(5))
+    columns = draw_distinct_columns(real.n_tasks, 32, 1500, np.random.default_rng(5))
     ages = np.zeros(32, np.int64)
     noise = real.variances_N / real.group_sizes_N
     closed = (
-        smoother_errors(baseline, real.tasks, columns, 32, ages, real.means_N, real.biased_variances_N) - noise[columns]
+        smoother_squared_errors(baseline, real.tasks, columns, 32, ages, real.means_N, real.biased_variances_N)
+        - noise[columns]
     )
-    sampled = recipe_errors(baseline, real, columns, 32, ages, np.random.default_rng(6), held_out_target=True)
+    sampled = recipe_squared_errors(baseline, real, columns, 32, ages, np.random.default_rng(6), held_out_target=True)
     held = sampled - (real.variances_N / (real.group_sizes_N - 1))[columns]
     per_batch = closed.mean(axis=1) - held.mean(axis=1)
     assert abs(per_batch.mean()) < 4 * per_batch.std() / np.sqrt(len(per_batch))
     groups = [real.group(n) for n in range(real.n_tasks)]
-    third = reference.simulate_beff(
-        groups, reference.gs1_on(reference.tfidf_similarity(real.tasks.prompts), 0.1), batches=1500, seed=7
+    third = reference.simulate_effective_batch_size(
+        groups, reference.make_gs1_on_tasks(reference.tfidf_similarity(real.tasks.prompts), 0.1), batches=1500, seed=7
     )
     se = np.hypot(third.mse_se, closed.mean(axis=1).std() / np.sqrt(1500))
     assert third.s2 == pytest.approx(float(real.variances_N.mean()), rel=1e-12)
@@ -89,8 +99,8 @@ def test_three_estimators_agree_on_every_set(real):
 
 @pytest.mark.parametrize(("snr", "published"), [(2.36, 9.3), (1.81, 10.9), (0.31, 23.8), (4.91, 5.2)])
 def test_loo_closed_form_lands_on_the_posts_four_values(snr, published):
-    assert loo_b_eff(snr, 32) == pytest.approx(published, abs=0.2)
-    assert loo_b_eff(snr, 32) == pytest.approx(reference.loo_beff_closed_form(snr, 32), rel=1e-14)
+    assert effective_batch_of_loo(snr, 32) == pytest.approx(published, abs=0.2)
+    assert effective_batch_of_loo(snr, 32) == pytest.approx(reference.loo_beff_closed_form(snr, 32), rel=1e-14)
 
 
 def test_loo_scored_over_all_batches_equals_its_closed_form_exactly():
@@ -100,19 +110,19 @@ def test_loo_scored_over_all_batches_equals_its_closed_form_exactly():
     from itertools import combinations
 
     columns = np.array(list(combinations(range(6), 3)))
-    e = smoother_errors(
+    e = smoother_squared_errors(
         LeaveOneOut(), table.tasks, columns, 3, np.zeros(3, np.int64), table.means_N, table.biased_variances_N
     )
     mse = (e - (table.variances_N / 4)[columns]).mean()
     m = moments(table, resamples=20)
     assert mse == pytest.approx(m.tau2.value * 3 / 2 + m.s2.value / 2, rel=1e-12)
-    assert 3 * m.s2.value / (m.s2.value + mse) == pytest.approx(loo_b_eff(m.snr.value, 3), rel=1e-12)
+    assert 3 * m.s2.value / (m.s2.value + mse) == pytest.approx(effective_batch_of_loo(m.snr.value, 3), rel=1e-12)
 
 
 def test_closed_form_integrates_the_draw_of_rollouts_out():
     """Two tasks, two rollouts each: the four draws enumerated by hand."""
     table = Rollouts.from_groups([[0, 1], [1, 3]], ["a", "b"])
-    e = smoother_errors(
+    e = smoother_squared_errors(
         LeaveOneOut(),
         table.tasks,
         np.array([[0, 1]]),
@@ -129,7 +139,7 @@ def test_closed_form_integrates_the_draw_of_rollouts_out():
 def test_fast_table_and_general_path_agree():
     table = datasets.load("rg_smollm2_135m")
     rng = np.random.default_rng(1)
-    columns = draw_columns(table.n_tasks, 50, 40, rng)
+    columns = draw_distinct_columns(table.n_tasks, 50, 40, rng)
     columns[3, 5] = columns[3, 0]  # a copy, as in a bootstrap resample
     ages = np.concatenate([np.zeros(32, np.int64), 1 + np.arange(18) // 6])
     for b in (
@@ -140,8 +150,8 @@ def test_fast_table_and_general_path_agree():
     ):
         b.window = 18
         b.fit(table.tasks)
-        fast = smoother_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N)
-        general = smoother_errors(
+        fast = smoother_squared_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N)
+        general = smoother_squared_errors(
             Blend([b], [1.0]), table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N
         )
         np.testing.assert_allclose(fast, general, rtol=1e-9, atol=1e-12)
@@ -151,7 +161,7 @@ def test_windows_hide_the_own_prompt_and_batches_the_own_task():
     """Two ids share a prompt: in a window the twin is hidden (it would leak), so b is the mean of the rest."""
     table = Rollouts.from_groups([[1, 1], [0, 0], [0, 0], [1, 1]], ["same", "other", "third", "SAME "])
     kernel = KernelBaseline(Softmax(Tfidf(), temperature=0.01), window=2).fit(table.tasks)
-    e = smoother_errors(
+    e = smoother_squared_errors(
         kernel,
         table.tasks,
         np.array([[0, 1, 2, 3]]),
@@ -161,7 +171,7 @@ def test_windows_hide_the_own_prompt_and_batches_the_own_task():
         table.biased_variances_N,
     )
     assert e[0, 0] == pytest.approx(1.0)  # task 0 sees 1 and 2 alone, both 0: error (0 - 1)^2
-    e = smoother_errors(
+    e = smoother_squared_errors(
         kernel,
         table.tasks,
         np.array([[0, 3, 1, 2]]),
@@ -175,18 +185,18 @@ def test_windows_hide_the_own_prompt_and_batches_the_own_task():
 
 def test_shorter_window_and_usable_window():
     table = datasets.load("taubench_airline_gpt4o")
-    score = Scorer(table, n_batches=50, resamples=0).score(LeaveOneOut(window=512))
+    score = Scorer(table, n_batches=50, resamples=0).score_baseline(LeaveOneOut(window=512))
     assert (score.window, score.window_asked) == (18, 512)
     board = score_rollouts(table, baselines=[LeaveOneOut(window=512)], n_batches=50, resamples=0)
     assert any("18 other tasks" in note for note in board.notes)
 
 
 def test_draws_are_distinct_uniform_and_other_tasks():
-    columns = draw_columns(10, 4, 20_000, np.random.default_rng(0))
+    columns = draw_distinct_columns(10, 4, 20_000, np.random.default_rng(0))
     assert all(len(set(row)) == 4 for row in columns[:200])
     np.testing.assert_allclose(np.bincount(columns.ravel(), minlength=10) / columns.size, 0.1, atol=0.005)
     table = Rollouts.from_groups(np.ones((40, 2)), [str(i) for i in range(40)])
-    columns = Scorer(table, 8, n_batches=50, resamples=0).columns(20)
+    columns = Scorer(table, 8, n_batches=50, resamples=0).draw_common_batches(20)
     assert all(len(set(row)) == 28 for row in columns)
 
 
@@ -194,22 +204,22 @@ def test_special_baselines_by_hand():
     table = Rollouts.from_groups([[0, 1], [1, 1], [0, 0], [1, 0]], ["a", "b", "c", "d"])
     scorer = Scorer(table, 3, n_batches=4000, resamples=0)
     s2 = 0.25
-    none = scorer.score(NoBaseline())  # mean of m^2 - s2_i / 2 over tasks: (0 + 1 + 0 + 0) / 4
+    none = scorer.score_baseline(NoBaseline())  # mean of m^2 - s2_i / 2 over tasks: (0 + 1 + 0 + 0) / 4
     assert none.mse == pytest.approx(0.25, abs=0.02)
     assert none.b_eff.value == pytest.approx(3 * s2 / (s2 + none.mse), rel=1e-9)
-    assert scorer.score(Constant(0.5)).mse == pytest.approx((-0.25 + 0.25 + 0.25 - 0.25) / 4, abs=0.02)
-    oracle = scorer.score(Oracle())
+    assert scorer.score_baseline(Constant(0.5)).mse == pytest.approx((-0.25 + 0.25 + 0.25 - 0.25) / 4, abs=0.02)
+    oracle = scorer.score_baseline(Oracle())
     assert (oracle.b_eff.value, oracle.mse, oracle.needs) == (3.0, 0.0, "extra rollouts")
     # A tracker without a prior after one earlier rollout of the task predicts it: MSE = s2_i.
-    errors = tracker_errors(Tracker(discount=1.0, strength=0.0), table)
+    errors = tracker_squared_errors(Tracker(discount=1.0, strength=0.0), table)
     np.testing.assert_allclose(errors, table.variances_N)
-    loo = scorer.score(LeaveOneOut())
+    loo = scorer.score_baseline(LeaveOneOut())
     for twin in (FlashReinforce(), ReinforcePlusPlus()):
-        score = scorer.score(twin)
+        score = scorer.score_baseline(twin)
         assert score.scored_as == "LOO mean"
         assert score.b_eff == loo.b_eff
     with pytest.raises(InputError, match="needs groups"):
-        scorer.score(Rloo())
+        scorer.score_baseline(Rloo())
 
 
 def test_groups_stand_apart_and_dead_groups_are_counted():
@@ -218,7 +228,7 @@ def test_groups_stand_apart_and_dead_groups_are_counted():
     assert dead_group_fraction(table, 2) == pytest.approx((3 / 6 + 1) / 2)
     assert dead_group_fraction(table, 4) == pytest.approx((0 + 1) / 2)
     assert np.isnan(dead_group_fraction(table, 8))
-    g2, g4 = group_scores(table, 32, b_eff=16.0, group_sizes=(2, 4))
+    g2, g4 = score_group_baselines(table, 32, b_eff=16.0, group_sizes=(2, 4))
     assert (g2.b_eff, g2.variance, g2.tasks_per_step) == (16.0, 2.0, 16.0)
     assert g4.b_eff == 24.0
     # At the crossing rho both predicted variances are equal: rho + B / B_eff = rho G + G / (G - 1).
@@ -235,7 +245,7 @@ def test_groups_stand_apart_and_dead_groups_are_counted():
 
 def test_ridge_and_kriging_in_a_window_agree_with_the_recipe():
     table = datasets.load("rg_smollm2_135m")
-    columns = draw_columns(table.n_tasks, 52, 400, np.random.default_rng(3))
+    columns = draw_distinct_columns(table.n_tasks, 52, 400, np.random.default_rng(3))
     ages = np.concatenate([np.zeros(32, np.int64), np.ones(20, np.int64)])
     keys = table.tasks.prompt_keys
     fresh = np.array([len(set(keys[c])) == 52 for c in columns])  # the recipe drops a shared prompt for the whole batch
@@ -247,10 +257,10 @@ def test_ridge_and_kriging_in_a_window_agree_with_the_recipe():
         KernelBaseline(Buckets(), window=20),
     ):
         b.fit(table.tasks)
-        closed = smoother_errors(b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N).mean(
-            axis=1
-        )
-        sampled = recipe_errors(b, table, columns, 32, ages, np.random.default_rng(4)).mean(axis=1)
+        closed = smoother_squared_errors(
+            b, table.tasks, columns, 32, ages, table.means_N, table.biased_variances_N
+        ).mean(axis=1)
+        sampled = recipe_squared_errors(b, table, columns, 32, ages, np.random.default_rng(4)).mean(axis=1)
         difference = closed - sampled
         assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(len(difference)) + 1e-9, b.label
 
@@ -319,7 +329,7 @@ def test_large_tables_never_build_a_square():
     baseline = published_tfidf(64).fit(prompts[:500])
     baseline.kernel.feature.transform(table.tasks)  # type: ignore[attr-defined]
     tracemalloc.start()
-    Scorer(table, n_batches=100, resamples=2, batches_per_resample=20).score(baseline)
+    Scorer(table, n_batches=100, resamples=2, batches_per_resample=20).score_baseline(baseline)
     assert tracemalloc.get_traced_memory()[1] < 200e6
     tracemalloc.stop()
 
@@ -335,13 +345,13 @@ def test_worth_a_table_counts_over_calls(monkeypatch):
 
     table = datasets.load("rg_smollm2_135m")
     calls = []
-    plain = base.full_table
-    monkeypatch.setattr(base, "full_table", lambda *a, **k: (calls.append(1), plain(*a, **k))[1])
+    plain = base.full_pairwise_table
+    monkeypatch.setattr(base, "full_pairwise_table", lambda *a, **k: (calls.append(1), plain(*a, **k))[1])
     baseline = published_tfidf().fit(table.tasks)
-    columns = draw_columns(table.n_tasks, 8, 2, np.random.default_rng(0))
+    columns = draw_distinct_columns(table.n_tasks, 8, 2, np.random.default_rng(0))
     visible = columns[:, :, None] != columns[:, None, :]
-    first = baseline.weight_blocks(table.tasks, columns, 8, visible, np.zeros(8, np.int64))
+    first = baseline.compute_weight_blocks(table.tasks, columns, 8, visible, np.zeros(8, np.int64))
     for _ in range(20):
-        last = baseline.weight_blocks(table.tasks, columns, 8, visible, np.zeros(8, np.int64))
+        last = baseline.compute_weight_blocks(table.tasks, columns, 8, visible, np.zeros(8, np.int64))
     assert 0 < len(calls) < 20
     np.testing.assert_allclose(first, last, atol=1e-12)

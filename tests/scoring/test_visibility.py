@@ -7,9 +7,14 @@ from rollonce.baselines import Baseline, Batch, KernelBaseline, LeaveOneOut, Pre
 from rollonce.features import LogLength
 from rollonce.kernels import Rbf
 from rollonce.rollouts import Rollouts, Tasks
-from rollonce.scoring.closed_form import smoother_errors
+from rollonce.scoring.closed_form import smoother_squared_errors
 from rollonce.scoring.recipe import drawn_baselines
-from rollonce.scoring.visibility import first_copies, prompt_keys_of_log, visible_blocks, window_for_all
+from rollonce.scoring.visibility import (
+    make_visibility_blocks,
+    places_of_first_copies,
+    prompt_keys_of_log,
+    window_visible_to_all,
+)
 
 
 def test_a_batch_hides_the_own_task_and_a_window_the_own_prompt():
@@ -17,16 +22,18 @@ def test_a_batch_hides_the_own_task_and_a_window_the_own_prompt():
     columns = np.array([[0, 2, 0, 3, 2, 1]])  # three rows of the batch, then the window
     t, f = True, False
     expected = [[[f, t, f, t, f, t], [t, f, t, t, f, t], [f, t, f, t, f, t]]]
-    np.testing.assert_array_equal(visible_blocks(key_N, columns, 3), expected)
+    np.testing.assert_array_equal(make_visibility_blocks(key_N, columns, 3), expected)
 
 
 def test_a_history_for_a_whole_batch_holds_no_prompt_of_the_batch():
     key_N = np.array([0, 1, 0, 2])
-    np.testing.assert_array_equal(window_for_all(key_N, np.array([0, 1]), np.array([2, 3, 1])), [False, True, False])
+    np.testing.assert_array_equal(
+        window_visible_to_all(key_N, np.array([0, 1]), np.array([2, 3, 1])), [False, True, False]
+    )
 
 
 def test_of_copies_in_a_batch_the_first_stays():
-    np.testing.assert_array_equal(first_copies(np.array([4, 2, 4, 7, 2])), [0, 1, 3])
+    np.testing.assert_array_equal(places_of_first_copies(np.array([4, 2, 4, 7, 2])), [0, 1, 3])
 
 
 def test_in_a_log_prompts_are_told_apart_as_people_read_them():
@@ -44,7 +51,7 @@ def test_the_compiled_loop_sees_what_visible_blocks_says(seed):
     t = Rollouts.from_groups(rng.random((n, 3)), prompts)
     columns = rng.integers(n, size=(8, n_rows + window))
     ages = np.array([0] * n_rows + [2] * 3 + [1] * 4)
-    visible = visible_blocks(t.tasks.prompt_keys, columns, n_rows)
+    visible = make_visibility_blocks(t.tasks.prompt_keys, columns, n_rows)
     for decay, shrinkage in ((1.0, 0.0), (0.8, 0.0), (0.8, 0.3)):
         recency = np.where(visible, decay**ages, 0.0)
         plain = recency / recency.sum(axis=2, keepdims=True)
@@ -55,7 +62,7 @@ def test_the_compiled_loop_sees_what_visible_blocks_says(seed):
         for baseline, w in ((LeaveOneOut(window=window, decay=decay), plain), (by_kernel, near)):
             bias = np.einsum("kbm,km->kb", w, t.means_N[columns]) - t.means_N[columns[:, :n_rows]]
             expected = bias**2 + np.einsum("kbm,km->kb", w**2, t.biased_variances_N[columns])
-            got = smoother_errors(baseline, t.tasks, columns, n_rows, ages, t.means_N, t.biased_variances_N)
+            got = smoother_squared_errors(baseline, t.tasks, columns, n_rows, ages, t.means_N, t.biased_variances_N)
             np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollonce.errors import InputError
-from rollonce.tasks import extract_answer, grader_by_name
+from rollonce.tasks import extract_final_answer, find_grader_by_name
 from rollonce.tasks.grading import contains, exact, numeric_exact
 
 
@@ -32,7 +32,7 @@ from rollonce.tasks.grading import contains, exact, numeric_exact
     ],
 )
 def test_extract_answer(response, answer):
-    assert extract_answer(response) == answer
+    assert extract_final_answer(response) == answer
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_numeric_exact_finds_an_integer_however_written(n):
 )
 def test_math_verify(response, reference, reward):
     pytest.importorskip("math_verify")
-    assert grader_by_name("math_verify")(response, reference) == reward
+    assert find_grader_by_name("math_verify")(response, reference) == reward
 
 
 def test_grader_by_name_says_what_is_wrong():
     with pytest.raises(InputError, match=r"no grader 'fuzzy'.*numeric_exact"):
-        grader_by_name("fuzzy")
+        find_grader_by_name("fuzzy")
     with pytest.raises(InputError, match="cannot be imported"):
-        grader_by_name("no_such_module_at_all:f")
+        find_grader_by_name("no_such_module_at_all:f")
     with pytest.raises(InputError, match="'math' has no 'absent'"):
-        grader_by_name("math:absent")
+        find_grader_by_name("math:absent")

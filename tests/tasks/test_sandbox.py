@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollonce.errors import InputError
-from rollonce.tasks import Task, grade, grader_by_name, sandbox
+from rollonce.tasks import Task, find_grader_by_name, grade, sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _zoo(monkeypatch):
 
 
 def _task(name: str, reference: str = "yes") -> Task:
-    return Task(name, "prompt", reference, grader_by_name(f"grader_zoo:{name}"))
+    return Task(name, "prompt", reference, find_grader_by_name(f"grader_zoo:{name}"))
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_a_forked_process_has_a_worker_of_its_own():
     child = os.fork()
     if child == 0:
         right = all(grade([_task("good"), _task("good")], ["yes", "no"]).rewards == [1.0, 0.0] for _ in range(20))
-        sandbox._WORKER.stop()
+        sandbox._WORKER.stop_process()
         os._exit(0 if right else 1)
     assert all(grade([_task("good"), _task("good")], ["no", "yes"]).rewards == [0.0, 1.0] for _ in range(20))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_bad_reference_is_a_failure_not_a_crash():
-    task = Task("a", "prompt", "forty-two", grader_by_name("numeric_exact"))
+    task = Task("a", "prompt", "forty-two", find_grader_by_name("numeric_exact"))
     grades = grade([task], ["42"])
     assert grades.rewards == [0.0]
     assert grades.failures[0].startswith("ValueError: the reference")

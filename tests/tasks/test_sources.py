@@ -22,17 +22,17 @@ from rollonce.tasks import (
     Task,
     TaskSet,
     TaskSplits,
-    check_disjoint,
+    check_splits_disjoint,
+    draw_reasoning_gym_tasks,
     grade,
-    jsonl_tasks,
+    list_source_usages,
+    load_jsonl_tasks,
     load_tasks,
-    reasoning_gym_tasks,
-    source_usages,
     split_of,
-    usual_spec,
+    usual_source_spec,
 )
 from rollonce.tasks.grading import exact, numeric_exact
-from rollonce.tasks.reasoning_gym import _counts, parse_mixture
+from rollonce.tasks.reasoning_gym import _share_out_by_weight, parse_mixture
 
 
 def _write(path, records):
@@ -61,16 +61,16 @@ def test_split_of_is_by_content_and_in_proportion():
 
 
 def test_counts_add_up_and_never_fall():
-    assert _counts([1, 1, 1], 10) == [4, 3, 3]
-    assert _counts([3, 1], 10) == [8, 2]  # 3 / 15 and 1 / 5 are alike: the tie goes to the first
-    assert _counts([2, 1, 1], 0) == [0, 0, 0]
+    assert _share_out_by_weight([1, 1, 1], 10) == [4, 3, 3]
+    assert _share_out_by_weight([3, 1], 10) == [8, 2]  # 3 / 15 and 1 / 5 are alike: the tie goes to the first
+    assert _share_out_by_weight([2, 1, 1], 0) == [0, 0, 0]
     # Largest remainders gave 4, 4, 2 and then 5, 5, 1. Webster: 3, 3, 1, 1, 1, .6, .6, .43, .43 make nine, and the next
     # three are 1/3 each, in the order of the components.
-    assert _counts([3, 3, 1], 10) == [5, 4, 1]
-    assert _counts([3, 3, 1], 11) == [5, 5, 1]
-    assert _counts([3, 3, 1], 12) == [5, 5, 2]
+    assert _share_out_by_weight([3, 3, 1], 10) == [5, 4, 1]
+    assert _share_out_by_weight([3, 3, 1], 11) == [5, 5, 1]
+    assert _share_out_by_weight([3, 3, 1], 12) == [5, 5, 2]
     for weights in ([3, 3, 1], [1, 5, 24], [0.3, 0.25, 0.2, 7.0]):
-        every = [_counts(weights, n) for n in range(200)]
+        every = [_share_out_by_weight(weights, n) for n in range(200)]
         assert [sum(c) for c in every] == list(range(200))
         assert all(x <= y for c, d in itertools.pairwise(every) for x, y in zip(c, d, strict=True))
         assert all(abs(x / 199 - w / sum(weights)) < 1 / 199 for x, w in zip(every[-1], weights, strict=True))
@@ -89,13 +89,13 @@ def test_equal_weights_give_the_counts_they_always_gave():
     for k in (1, 2, 3, 7, 15):
         for n in range(100):
             want = [n // k + (i < n % k) for i in range(k)]
-            assert _counts([1.0] * k, n) == by_largest_remainders([1.0] * k, n) == want
-    assert _counts([1.0] * 15, 6000) == [400] * 15
+            assert _share_out_by_weight([1.0] * k, n) == by_largest_remainders([1.0] * k, n) == want
+    assert _share_out_by_weight([1.0] * 15, 6000) == [400] * 15
 
 
 def test_as_tasks_shows_no_reference_and_fills_missing_columns():
     tasks = TaskSet([Task("a", "p", "secret", exact, {"family": "x"}), Task("b", "q", "secret", exact, {"level": 2})])
-    view = tasks.as_tasks()
+    view = tasks.as_feature_tasks()
     assert view.column_names == ("family", "level")
     assert view.column("family").tolist() == ["x", None]
     assert list(view.task_ids) == ["a", "b"]
@@ -116,7 +116,7 @@ def test_check_disjoint_sees_through_white_space():
         TaskSet([Task("a", "One  two", "", exact)]), TaskSet([]), TaskSet([Task("b", "one two", "", exact)])
     )
     with pytest.raises(InputError, match="both train and test"):
-        check_disjoint(splits)
+        check_splits_disjoint(splits)
 
 
 class TestReasoningGym:
@@ -126,9 +126,9 @@ class TestReasoningGym:
 
     def test_splits_are_disjoint_whatever_the_seed(self):
         sources = parse_mixture("chain_sum(min_terms=2, max_terms=2, max_digits=2)*3 + gcd")
-        one = reasoning_gym_tasks(sources, train=120, holdout=40, test=40, seed=1)
-        two = reasoning_gym_tasks(sources, train=120, holdout=40, test=40, seed=2)
-        check_disjoint(one)
+        one = draw_reasoning_gym_tasks(sources, train=120, holdout=40, test=40, seed=1)
+        two = draw_reasoning_gym_tasks(sources, train=120, holdout=40, test=40, seed=2)
+        check_splits_disjoint(one)
         assert [len(s) for s in one] == [120, 40, 40]
         assert [t.columns["family"] for t in one.train].count("chain_sum") == 90
         train = {normalise_prompt(t.prompt) for s in (one, two) for t in s.train}
@@ -137,18 +137,18 @@ class TestReasoningGym:
         assert {t.id for t in one.test} != {t.id for t in two.test}
 
     def test_same_seed_same_tasks(self):
-        a, b = (reasoning_gym_tasks([ReasoningGymSource("gcd")], train=30, seed=4).train for _ in range(2))
+        a, b = (draw_reasoning_gym_tasks([ReasoningGymSource("gcd")], train=30, seed=4).train for _ in range(2))
         assert [(t.id, t.prompt, t.reference) for t in a] == [(t.id, t.prompt, t.reference) for t in b]
 
     def test_the_embedded_tasks_are_those_they_always_were(self, monkeypatch):
         now = load_tasks("embedded", train=0, holdout=64, test=20).holdout
-        monkeypatch.setattr("rollonce.tasks.reasoning_gym._counts", by_largest_remainders)
+        monkeypatch.setattr("rollonce.tasks.reasoning_gym._share_out_by_weight", by_largest_remainders)
         before = load_tasks("embedded", train=0, holdout=64, test=20).holdout
         assert [(t.id, t.prompt) for t in now] == [(t.id, t.prompt) for t in before]
 
     def test_a_weighted_mixture_that_grows_keeps_its_tasks(self):
         sources = parse_mixture("chain_sum*3 + gcd*3 + count_bits")
-        few, more = ({t.id for t in reasoning_gym_tasks(sources, holdout=n).holdout} for n in (10, 11))
+        few, more = ({t.id for t in draw_reasoning_gym_tasks(sources, holdout=n).holdout} for n in (10, 11))
         assert few < more
 
     def test_own_scorer_is_used_and_part_marks_are_not(self):
@@ -162,7 +162,7 @@ class TestReasoningGym:
     @staticmethod
     def _all(source, split):
         try:
-            return getattr(reasoning_gym_tasks([source], **{split: 1}), split)
+            return getattr(draw_reasoning_gym_tasks([source], **{split: 1}), split)
         except InputError:
             return []
 
@@ -184,7 +184,7 @@ class TestReasoningGym:
 
     def test_too_few_prompts_is_said(self):
         with pytest.raises(InputError, match="too few different prompts"):
-            reasoning_gym_tasks([ReasoningGymSource("count_bits", {"min_n": 1, "max_n": 9})], train=50)
+            draw_reasoning_gym_tasks([ReasoningGymSource("count_bits", {"min_n": 1, "max_n": 9})], train=50)
 
     def test_unknown_dataset_and_configuration(self):
         with pytest.raises(InputError, match=r"no dataset 'chain_summ'.*chain_sum"):
@@ -234,7 +234,7 @@ class TestGsm8k:
         splits = load_tasks(f"gsm8k:{directory}", holdout=20)
         # The training line that is a test question as well is dropped: 61 - 1 - 20.
         assert [len(s) for s in splits] == [40, 20, 4]
-        check_disjoint(splits)
+        check_splits_disjoint(splits)
         last = splits.test[3]
         assert last.reference == "2000"
         assert grade([last] * 3, ["#### 2,000", "So the answer is $2000.", "2001"]).rewards == [1.0, 1.0, 0.0]
@@ -278,7 +278,7 @@ class TestJsonl:
                 {"prompt": [{"role": "user", "content": "sky?"}], "reference": "blue", "grader": "contains"},
             ],
         )
-        tasks = jsonl_tasks(path, grader="numeric_exact", columns=["level"])
+        tasks = load_jsonl_tasks(path, grader="numeric_exact", columns=["level"])
         assert [t.id for t in tasks] == ["x", "2"]
         assert tasks[0].grader is numeric_exact
         assert tasks.prompts == ["2+2", "sky?"]
@@ -313,26 +313,26 @@ class TestJsonl:
         path = tmp_path / "bad.jsonl"
         path.write_text(lines, encoding="utf-8")
         with pytest.raises(InputError, match=message) as caught:
-            jsonl_tasks(path)
+            load_jsonl_tasks(path)
         assert caught.value.file == str(path)
 
     def test_files_that_are_none(self, tmp_path):
         with pytest.raises(InputError, match="cannot be opened"):
-            jsonl_tasks(tmp_path / "absent.jsonl")
+            load_jsonl_tasks(tmp_path / "absent.jsonl")
         (tmp_path / "fake.jsonl.gz").write_bytes(b"plain text")
         with pytest.raises(InputError, match="cannot be read"):
-            jsonl_tasks(tmp_path / "fake.jsonl.gz")
+            load_jsonl_tasks(tmp_path / "fake.jsonl.gz")
         (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a", "answer": "1"}\n' * 50)[:-12])
         with pytest.raises(InputError, match=r"cannot be read|the same prompt"):
-            jsonl_tasks(tmp_path / "cut.jsonl.gz")
+            load_jsonl_tasks(tmp_path / "cut.jsonl.gz")
         (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é", "answer": "1"}'.encode("latin-1"))
         with pytest.raises(InputError, match="cannot be read"):
-            jsonl_tasks(tmp_path / "latin.jsonl")
+            load_jsonl_tasks(tmp_path / "latin.jsonl")
 
     def test_an_absent_column_is_refused(self, tmp_path):
         path = _write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": "1"}])
         with pytest.raises(InputError, match="no line has the column 'level'"):
-            jsonl_tasks(path, columns=["level"])
+            load_jsonl_tasks(path, columns=["level"])
 
 
 def test_unknown_source():
@@ -345,24 +345,29 @@ def test_unknown_source():
 def test_a_source_is_one_registry_line(monkeypatch, tmp_path):
     """Whoever asks for tasks (training, collecting, noise, an experiment) learns from the registry what it needs."""
     from rollonce.collecting import CollectSettings
-    from rollonce.collecting.settings import check_source
-    from rollonce.collecting.sources import find_tasks
+    from rollonce.collecting.settings import check_source_options
+    from rollonce.collecting.sources import draw_tasks_by_seed
 
     def load(place, request):
         make = lambda split, i: Task(f"{split}{i}", f"{place} {split} {i}", "1", exact)  # noqa: E731
-        numbers = request.numbers(train=9, holdout=8, test=7)
+        numbers = request.numbers_with_defaults(train=9, holdout=8, test=7)
         return TaskSplits(*(TaskSet([make(split, i) for i in range(n)], split) for split, n in numbers.items()))
 
     monkeypatch.setitem(SOURCES, "mine", Source("mine", load, place="WORD", is_endless=True, usual_place="hello"))
     assert [len(part) for part in load_tasks("mine:hello", train=2)] == [2, 8, 7]
-    assert "mine:WORD" in source_usages()
-    assert usual_spec("mine") == "mine:hello"
-    assert [usual_spec(n) for n in ("gsm8k", "embedded", "jsonl", "nothing")] == ["gsm8k:hub", "embedded", None, None]
+    assert "mine:WORD" in list_source_usages()
+    assert usual_source_spec("mine") == "mine:hello"
+    assert [usual_source_spec(n) for n in ("gsm8k", "embedded", "jsonl", "nothing")] == [
+        "gsm8k:hub",
+        "embedded",
+        None,
+        None,
+    ]
     settings = CollectSettings("m", "mine:hello", str(tmp_path / "o.jsonl"), n_tasks=40)
-    assert [task.id for task in find_tasks(settings)] == [f"holdout{i}" for i in range(40)]
+    assert [task.id for task in draw_tasks_by_seed(settings)] == [f"holdout{i}" for i in range(40)]
     with pytest.raises(InputError, match="--grader belongs to tasks of jsonl:FILE, and those of mine have their own"):
-        check_source("mine:hello", "contains", ())
+        check_source_options("mine:hello", "contains", ())
     monkeypatch.setitem(SOURCES, "mine", Source("mine", load, place="WORD", takes_grader=True))
-    check_source("mine:hello", "contains", ("level",))
+    check_source_options("mine:hello", "contains", ("level",))
     with pytest.raises(InputError, match=r"mine:hello has only 8 in the split 'holdout'.*all 24"):
-        find_tasks(settings)
+        draw_tasks_by_seed(settings)

@@ -35,13 +35,13 @@ def connect(url: str, model: Path, **options: Any) -> TinkerPolicy:
 def one_step(policy: TinkerPolicy) -> tuple[torch.Tensor, float]:
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=1)
     told = policy.update(samples, torch.linspace(-1, 1, len(PROMPTS)), learning_rate=1e-2)
-    return policy.log_probs(samples), told.grad_norm
+    return policy.compute_log_probs(samples), told.grad_norm
 
 
 def test_nobody_listens() -> None:
     began = time.monotonic()
     with pytest.raises(ServiceError, match=r"no Tinker-compatible service at http://127.0.0.1:\d+.*TINKER_BASE_URL"):
-        _ = TinkerService(f"http://127.0.0.1:{free_port()}", connect_s=2.0).client
+        _ = TinkerService(f"http://127.0.0.1:{free_port()}", connect_s=2.0).service_client
     assert time.monotonic() - began < 300
 
 
@@ -65,7 +65,7 @@ def test_no_key_or_one_of_another_shape(
     if value is not None:
         monkeypatch.setenv("TINKER_API_KEY", value)
     with pytest.raises(InputError, match=said) as error:
-        _ = TinkerService(server.url).client
+        _ = TinkerService(server.url).service_client
     assert "123456" not in str(error.value)
 
 
@@ -132,7 +132,7 @@ def test_a_service_that_dies_in_the_middle_is_given_up(server: TinkerServer, mod
 def test_a_call_that_takes_for_ever_is_given_up(server: TinkerServer, model: Path) -> None:
     policy = connect(server.url, model, timeout_s=3.0)
     with pytest.raises(ServiceError, match="has taken 3 s"):
-        policy.service.call("waiting", lambda: time.sleep(600))
+        policy.service.call_with_watch("waiting", lambda: time.sleep(600))
     policy.close()
 
 
@@ -140,16 +140,16 @@ def test_what_the_service_refuses_is_said_in_its_words(server: TinkerServer, mod
     policy = connect(server.url, model)
 
     def sample_elsewhere() -> None:
-        policy.sample_from("tinker://nobody/weights-that-are-not-there")
+        policy.sample_from_saved_weights("tinker://nobody/weights-that-are-not-there")
         policy.sample(PROMPTS[:1], max_new_tokens=2, seed=1)
 
     with pytest.raises(ServiceError, match=r"opening saved weights|sampling"):
         sample_elsewhere()
     state = {"path": "tinker://nobody/weights/none", "steps": 1, "model": str(model), "lora_rank": 8}
     with pytest.raises(ServiceError, match="loading a checkpoint"):
-        policy.load_state(state)
+        policy.load_service_state(state)
     with pytest.raises(InputError, match="not a checkpoint"):
-        policy.load_state({"policy": {}})
+        policy.load_service_state({"policy": {}})
     policy.close()
 
 

@@ -59,13 +59,13 @@ def test_an_unreachable_service_is_given_up_after_ten_seconds(
     clock, which a busy machine stretches."""
     url = silent_url if silent else "http://127.0.0.1:9"
     asked: list[float] = []
-    real = tinker_service.TinkerService.trouble
+    real = tinker_service.TinkerService.health_check_trouble
 
     def counted(self: Any, timeout: float = 5.0) -> str | None:
         asked.append(timeout)
         return real(self, timeout)
 
-    monkeypatch.setattr(tinker_service.TinkerService, "trouble", counted)
+    monkeypatch.setattr(tinker_service.TinkerService, "health_check_trouble", counted)
     code, said = checked(spec, url, capsys)
     assert code == 2
     assert "service: NO, " in said

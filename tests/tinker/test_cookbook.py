@@ -17,7 +17,7 @@ import pytest
 from conftest import HERE, Recipe
 from rollonce.baselines import Baseline, LeaveOneOut, published_length_buckets, published_tfidf
 from rollonce.integrations.tinker_cookbook import PATCHED, TESTED
-from rollonce.reference import gs1_baseline, tfidf_similarity
+from rollonce.reference import gs1_kernel_baseline, tfidf_similarity
 
 VERSIONS = ["0.5.8", "0.6.1"]
 GS1 = ("group_size=1", "groups_per_batch=32")
@@ -151,7 +151,7 @@ def questions(step: int) -> list[str]:
 def reference_tfidf(prompts: list[str], rewards: np.ndarray) -> np.ndarray:
     """The post's recipe in plain numpy, fitted on what `saved` fits."""
     fitted = [f"What is {x} + {y}?" for x in range(0, 101, 5) for y in range(0, 101, 5)]
-    return gs1_baseline(tfidf_similarity(prompts, fitted), rewards)
+    return gs1_kernel_baseline(tfidf_similarity(prompts, fitted), rewards)
 
 
 def test_a_killed_run_resumes_with_its_history_and_no_step_twice(recipe: Recipe, tmp_path: Path) -> None:

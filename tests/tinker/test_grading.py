@@ -13,8 +13,8 @@ from tinker_cookbook.recipes.math_rl import math_env
 from rollonce.experiments.derive import derive_settings
 from rollonce.experiments.engines.cookbook import CookbookEngine
 from rollonce.experiments.engines.cookbook_tasks import CookbookGrader
-from rollonce.experiments.loading import load_spec
-from rollonce.policies.samples import to_samples
+from rollonce.experiments.loading import load_specification
+from rollonce.policies.samples import pad_rollouts_to_samples
 from rollonce.tasks import Task
 
 SPEC = Path(__file__).parents[2] / "specs" / "gs1_vs_grpo_gsm8k.spec.json"
@@ -49,14 +49,14 @@ def tokenizer(model: Path) -> Any:
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_disable_thinking"])
 def test_every_response_is_graded_as_the_recipe_does(tokenizer: Any, name: str) -> None:
     renderer = renderers.get_renderer(name, tokenizer=tokenizer)
-    engine = CookbookEngine(spec := load_spec(SPEC).spec, derive_settings(spec))
+    engine = CookbookEngine(spec := load_specification(SPEC).spec, derive_settings(spec))
     engine._renderer = (tokenizer, renderer, math_env.MathEnv.standard_fewshot_prefix())
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in RESPONSES]
     n = len(rows)
     truncated = [not text.endswith(END) for text in RESPONSES]
     texts = [tokenizer.decode(r, skip_special_tokens=True) for r in rows]
     zeros = [[0.0] * len(r) for r in rows]
-    samples = to_samples(
+    samples = pad_rollouts_to_samples(
         prompts=["q"] * n,
         texts=texts,
         prompt_ids=[[1, 2]] * n,
@@ -67,8 +67,8 @@ def test_every_response_is_graded_as_the_recipe_does(tokenizer: Any, name: str) 
         pad_id=0,
     )
     tasks = [Task(str(i), "What is 2 + 3?", "5", CookbookGrader(), {}) for i in range(n)]
-    evaluated = engine._graded_answers(tasks, samples, training=False)
-    trained = engine._graded_answers(tasks, samples, training=True)
+    evaluated = engine._make_graded_answers(tasks, samples, training=False)
+    trained = engine._make_graded_answers(tasks, samples, training=True)
     for text, row, exact, reward in zip(RESPONSES, rows, evaluated, trained, strict=True):
         env = math_env.MathEnv("What is 2 + 3?", "5", renderer, convo_prefix=engine._renderer[2])
         step = asyncio.run(env.step(row))

@@ -16,18 +16,21 @@ import pytest
 from server import TinkerServer
 
 from rollonce.errors import InputError
-from rollonce.experiments.dense import dense
+from rollonce.experiments.dense import share_of_even_characters
 from rollonce.tasks import Task, TaskSet, TaskSplits
 from rollonce.training.config import RunConfig
-from rollonce.training.learners import make_learner
-from rollonce.training.loop import train
-from rollonce.training.sections import validated
+from rollonce.training.learners import make_configured_learner
+from rollonce.training.loop import train_with_own_loop
+from rollonce.training.sections import validate_section
 
 STEPS = 3
 
 
 def splits() -> TaskSplits:
-    tasks = [Task(f"t{i}", f"What is {i} + {7 * i % 50}?" + " Please." * (i % 4), str(i), dense) for i in range(120)]
+    tasks = [
+        Task(f"t{i}", f"What is {i} + {7 * i % 50}?" + " Please." * (i % 4), str(i), share_of_even_characters)
+        for i in range(120)
+    ]
     return TaskSplits(TaskSet(tasks[:96], "train"), TaskSet([], "none"), TaskSet(tasks[96:104], "test"))
 
 
@@ -57,7 +60,7 @@ def config(server: TinkerServer, model: Path, arm: dict[str, Any], steps: int = 
     }
     for key, value in changes.items():
         data[key] = {**data.get(key, {}), **value}
-    return validated(RunConfig, data)
+    return validate_section(RunConfig, data)
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
@@ -66,7 +69,7 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("baseline", ["gs1_buckets", "none", "critic_prompt"])
 def test_an_arm_trains(server: TinkerServer, model: Path, tmp_path: Path, baseline: str) -> None:
-    result = train(config(server, model, {"baseline": baseline}), tmp_path / "run", splits=splits())
+    result = train_with_own_loop(config(server, model, {"baseline": baseline}), tmp_path / "run", splits=splits())
     assert result.status == "done"
     log = metrics(tmp_path / "run")
     assert [m["step"] for m in log] == [1, 2, 3]
@@ -95,7 +98,9 @@ def test_an_arm_trains(server: TinkerServer, model: Path, tmp_path: Path, baseli
 def test_the_same_seed_gives_the_same_run_and_a_killed_client_goes_on_with_it(
     server: TinkerServer, model: Path, tmp_path: Path
 ) -> None:
-    whole = train(config(server, model, {"baseline": "gs1_buckets"}, 4), tmp_path / "whole", splits=splits())
+    whole = train_with_own_loop(
+        config(server, model, {"baseline": "gs1_buckets"}, 4), tmp_path / "whole", splits=splits()
+    )
     script = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\nimport test_loop as t; from "
         "rollonce.training.loop import train\nclass S: url = sys.argv[2]\ntrain(t.config(S, Path(sys.argv[3]), "
@@ -121,7 +126,9 @@ def test_the_same_seed_gives_the_same_run_and_a_killed_client_goes_on_with_it(
     client.send_signal(signal.SIGKILL)
     client.wait()
     assert 2 <= len(log.read_text().splitlines()) < 4
-    resumed = train(config(server, model, {"baseline": "gs1_buckets"}, 4), tmp_path / "killed", splits=splits())
+    resumed = train_with_own_loop(
+        config(server, model, {"baseline": "gs1_buckets"}, 4), tmp_path / "killed", splits=splits()
+    )
     assert (resumed.status, resumed.test) == ("done", whole.test)
     first, second = metrics(tmp_path / "whole"), metrics(tmp_path / "killed")
     assert [m["step"] for m in second] == [1, 2, 3, 4]
@@ -146,16 +153,18 @@ def test_what_a_service_cannot_do_is_refused_by_name(
     server: TinkerServer, model: Path, arm: dict[str, Any], changes: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named.replace(".", r"\.")):
-        make_learner(config(server, model, arm, **changes))
+        make_configured_learner(config(server, model, arm, **changes))
 
 
 def test_the_loss_is_the_local_one_number_for_number(server: TinkerServer, model: Path) -> None:
     """Loss of the first step against the closed form from the rollouts themselves: ratios are 1, so it is -mean over
     tokens of A."""
-    learner = make_learner(config(server, model, {"baseline": "none"}))
-    samples = learner.sample([f"What is {i}?" for i in range(32)], max_new_tokens=16, temperature=1.0, seed=[1, 2])
+    learner = make_configured_learner(config(server, model, {"baseline": "none"}))
+    samples = learner.sample_rollouts(
+        [f"What is {i}?" for i in range(32)], max_new_tokens=16, temperature=1.0, seed=[1, 2]
+    )
     advantages = np.linspace(-1, 1, 32)
-    update = learner.update(samples, advantages)
+    update = learner.update_policy(samples, advantages)
     lengths = samples.lengths_B.numpy()
     assert update.loss == pytest.approx(-(advantages * lengths).sum() / lengths.sum(), abs=1e-5)
     learner.policy.close()

@@ -42,9 +42,9 @@ def test_rollouts_are_reproducible_ragged_and_carry_their_exact_log_probabilitie
         assert bool(samples.truncated_B[b]) == (eos not in ids)
         assert ids.index(eos) == len(ids) - 1 if eos in ids else len(ids) == 16
     # The sampler's log-probabilities are those that another request computes for the finished texts.
-    assert float((policy.log_probs(samples) - samples.log_probs_BT).abs().max()) < 1e-4
+    assert float((policy.compute_log_probs(samples) - samples.log_probs_BT).abs().max()) < 1e-4
     # Fresh adapters change nothing, so the base model says the same.
-    assert float((policy.base_log_probs(samples) - samples.log_probs_BT).abs().max()) < 1e-4
+    assert float((policy.compute_base_log_probs(samples) - samples.log_probs_BT).abs().max()) < 1e-4
 
 
 def test_equal_prompts_give_different_rollouts(policy: TinkerPolicy) -> None:
@@ -62,7 +62,7 @@ def test_zero_advantages_give_a_gradient_of_exactly_zero(server: TinkerServer, m
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=5)
     told = policy.update(samples, torch.zeros(len(samples)), learning_rate=1e-2)
     assert told.grad_norm == 0.0
-    assert float((policy.log_probs(samples) - samples.log_probs_BT).abs().max()) < 1e-4
+    assert float((policy.compute_log_probs(samples) - samples.log_probs_BT).abs().max()) < 1e-4
     policy.close()
 
 
@@ -74,7 +74,7 @@ def test_a_step_moves_probability_towards_what_was_rewarded_and_trainer_agrees_w
     sign = torch.tensor([1.0 if b % 2 else -1.0 for b in range(len(samples))])
     told = policy.update(samples, sign, learning_rate=1e-3)
     assert float((told.log_probs_BT - samples.log_probs_BT).abs().max()) < 1e-4  # on-policy: ratios are 1
-    change_B = (policy.log_probs(samples) - samples.log_probs_BT).sum(dim=1)
+    change_B = (policy.compute_log_probs(samples) - samples.log_probs_BT).sum(dim=1)
     # First order: the sum of sign x change is learning rate x |gradient|_1 > 0.
     assert float((sign * change_B).sum()) > 0
     assert told.grad_norm > 0
@@ -103,7 +103,7 @@ def test_what_the_services_loss_does_with_tokens_and_rollouts(server: TinkerServ
     one, shortened = norm(whole, first_only), norm(cut, torch.ones((1, 1)))
     # The same gradient of one token, divided by the datum's positions: P + T - 1 against P.
     assert shortened / one == pytest.approx((prompt + T - 1) / prompt, rel=1e-3)
-    twice = type(whole).concatenate([whole, whole])
+    twice = type(whole).concatenate_samples([whole, whole])
     assert norm(twice, first_only.expand(2, -1)) == pytest.approx(one, rel=1e-3)  # a mean over datums, not their sum
     assert norm(whole, 3 * first_only) == pytest.approx(3 * one, rel=1e-3)
     policy.close()
@@ -116,14 +116,14 @@ def test_with_sequence_mean_every_token_counts_alike(server: TinkerServer, model
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=9)
     lengths = samples.lengths_B.tolist()
     short, long = min(range(32), key=lengths.__getitem__), max(range(32), key=lengths.__getitem__)
-    pair = samples.take([short, long])
+    pair = samples.take_rollouts([short, long])
     assert pair.lengths_B[0] < pair.lengths_B[1]
     only = torch.zeros_like(pair.log_probs_BT)
     only[0, 0] = 1.0
     both_norm = policy.update(pair, only, learning_rate=0.0).grad_norm
     # Alone, with its own length as the mean length, the factor is 1: the gradient is that of the token over its
     # positions.
-    alone = samples.take([short])
+    alone = samples.take_rollouts([short])
     own = torch.zeros_like(alone.log_probs_BT)
     own[0, 0] = 1.0
     alone_norm = policy.update(alone, own, learning_rate=0.0).grad_norm
@@ -138,25 +138,25 @@ def test_a_checkpoint_goes_on_exactly_as_the_run_would_have(server: TinkerServer
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=1)
     advantages = torch.linspace(-1, 1, len(samples))
     policy.update(samples, advantages, learning_rate=1e-2)
-    state = policy.state()
+    state = policy.save_service_state()
     policy.update(samples, advantages, learning_rate=1e-2)
-    expected = policy.log_probs(samples)
+    expected = policy.compute_log_probs(samples)
     resumed = connect(server, model)
-    resumed.load_state(state)
+    resumed.load_service_state(state)
     assert resumed.steps == 1
     resumed.update(samples, advantages, learning_rate=1e-2)
     # Adam's moments came along. (To rounding: another slot of the server sums in another order. Without them it is off
     # by far more, below.)
-    assert float((resumed.log_probs(samples) - expected).abs().max()) < 1e-4
-    client = resumed.service.client
-    resumed._trainer = resumed.service.call(
+    assert float((resumed.compute_log_probs(samples) - expected).abs().max()) < 1e-4
+    client = resumed.service.service_client
+    resumed._trainer = resumed.service.call_with_watch(
         "a start without moments", lambda: client.create_training_client_from_state(state["path"])
     )
     resumed._sampler = None
     resumed.update(samples, advantages, learning_rate=1e-2)
-    assert float((resumed.log_probs(samples) - expected).abs().max()) > 1e-2
+    assert float((resumed.compute_log_probs(samples) - expected).abs().max()) > 1e-2
     with pytest.raises(InputError, match="rank 4"):
-        connect(server, model, lora_rank=4).load_state(state)
+        connect(server, model, lora_rank=4).load_service_state(state)
     for p in (policy, resumed):
         p.close()
 
@@ -165,11 +165,11 @@ def test_weights_kept_for_sampling_can_be_sampled_from_later(server: TinkerServe
     policy = connect(server, model)
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=1)
     policy.update(samples, torch.linspace(-1, 1, len(samples)), learning_rate=1e-2)
-    after = policy.log_probs(samples)
+    after = policy.compute_log_probs(samples)
     path = policy.save_for_sampling("kept")
     fresh = connect(server, model)
-    fresh.sample_from(path)
-    assert float((fresh.log_probs(samples) - after).abs().max()) < 1e-4
+    fresh.sample_from_saved_weights(path)
+    assert float((fresh.compute_log_probs(samples) - after).abs().max()) < 1e-4
     assert float((after - samples.log_probs_BT).abs().max()) > 1e-3
     for p in (policy, fresh):
         p.close()
@@ -191,7 +191,7 @@ def test_a_cookbook_renderer_gives_the_cookbooks_tokens(server: TinkerServer, mo
 
     policy = connect(server, model, renderer="cookbook:role_colon")
     theirs = renderers.get_renderer("role_colon", tokenizer=policy.tokenizer)
-    assert policy.encode("Hi?") == theirs.build_generation_prompt([{"role": "user", "content": "Hi?"}]).to_ints()
+    assert policy.encode_prompt("Hi?") == theirs.build_generation_prompt([{"role": "user", "content": "Hi?"}]).to_ints()
     with pytest.raises(InputError, match="nonsense"):
         connect(server, model, renderer="cookbook:nonsense")
     policy.close()

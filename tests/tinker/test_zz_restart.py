@@ -28,7 +28,7 @@ def test_a_real_death_is_said_and_the_checkpoint_survives_it(server: TinkerServe
     policy = TinkerPolicy.connect(str(model), **settings)
     samples = policy.sample(PROMPTS, max_new_tokens=16, seed=1)
     policy.update(samples, torch.linspace(-1, 1, len(PROMPTS)), learning_rate=1e-2)
-    state, expected = policy.state(), policy.log_probs(samples)
+    state, expected = policy.save_service_state(), policy.compute_log_probs(samples)
     threading.Timer(0.3, server.stop).start()
     began = time.monotonic()
 
@@ -41,7 +41,7 @@ def test_a_real_death_is_said_and_the_checkpoint_survives_it(server: TinkerServe
     assert time.monotonic() - began < 300
     server.start()
     resumed = TinkerPolicy.connect(str(model), **settings)
-    resumed.load_state(state)
+    resumed.load_service_state(state)
     assert resumed.steps == 1
-    assert float((resumed.log_probs(samples) - expected).abs().max()) < 1e-4
+    assert float((resumed.compute_log_probs(samples) - expected).abs().max()) < 1e-4
     resumed.close()

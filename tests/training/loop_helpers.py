@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.training.config import RunConfig
-from rollonce.training.sections import validated
+from rollonce.training.sections import validate_section
 
 TIMES = ("cpu_seconds", "wall_seconds")
 
@@ -33,7 +33,7 @@ def small_run(arm: dict[str, Any] | None = None, *, steps: int = 4, seed: int = 
         tables[name] |= values
     arm = arm or {"baseline": "flashreinforce"}
     name = str(arm.get("baseline") or "critic").replace("/", "_")
-    return validated(RunConfig, {"name": name if len(name) < 40 else "arm", "arm": arm, "seed": seed, **tables})
+    return validate_section(RunConfig, {"name": name if len(name) < 40 else "arm", "arm": arm, "seed": seed, **tables})
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

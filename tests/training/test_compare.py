@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 from loop_helpers import everything, small_run
 
 from rollonce import cli
-from rollonce.training.loop import train
+from rollonce.training.loop import train_with_own_loop
 
 TOML = """
 [tasks]
@@ -90,7 +90,7 @@ def test_over_processes_as_one_by_one_and_killed_it_goes_on(tmp_path, capsys):
     for arm in ("flashreinforce", "loo"):
         for seed in (0, 1):
             alone = tmp_path / "alone" / arm / str(seed)
-            train(small_run({"baseline": arm}, steps=6, seed=seed), alone)
+            train_with_own_loop(small_run({"baseline": arm}, steps=6, seed=seed), alone)
             assert everything(tmp_path / "out" / "runs" / arm / f"seed{seed}") == everything(alone)
     plan = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert plan["seeds"] == [0, 1]
@@ -139,7 +139,7 @@ def test_a_worker_that_dies_is_reported_and_the_rest_is_done(tmp_path, capsys, m
     out = tmp_path / "out"
     from rollonce.training import compare as module
 
-    real = module._Pool._heard
+    real = module._Pool._handle_worker_output
     killed: list[int] = []
 
     def heard(self, worker, data):
@@ -148,7 +148,7 @@ def test_a_worker_that_dies_is_reported_and_the_rest_is_done(tmp_path, capsys, m
             killed.append(worker.process.pid)
             os.kill(worker.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(module._Pool, "_heard", heard)
+    monkeypatch.setattr(module._Pool, "_handle_worker_output", heard)
     code = cli.main(["compare", str(config), "--out", str(out)])
     said = capsys.readouterr().err
     assert killed
@@ -161,7 +161,7 @@ def test_a_worker_that_dies_is_reported_and_the_rest_is_done(tmp_path, capsys, m
 def test_with_one_process_that_dies_another_takes_over(tmp_path, capsys, monkeypatch):
     from rollonce.training import compare as module
 
-    real = module._Worker.start
+    real = module._Worker.start_training_run
 
     def start(self, run, out):
         real(self, run, out)

@@ -6,14 +6,14 @@ import pytest
 
 from rollonce.errors import InputError
 from rollonce.training.config import ExperimentConfig
-from rollonce.training.loading import load_config, runs_of
-from rollonce.training.sections import validated
+from rollonce.training.loading import list_comparison_runs, load_experiment_config
+from rollonce.training.sections import validate_section
 
 MINIMAL = {"arms": {"a": {"baseline": "loo"}}}
 
 
 def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
-    config = validated(
+    config = validate_section(
         ExperimentConfig,
         {
             "train": {"learning_rate": 1e-3},
@@ -25,7 +25,7 @@ def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
             "compare": {"seeds": [3, 5]},
         },
     )
-    runs = runs_of(config)
+    runs = list_comparison_runs(config)
     assert [(r.name, r.seed, r.learning_rate) for r in runs] == [
         ("a@0.0001", 3, 1e-4),
         ("a@0.0004", 3, 4e-4),
@@ -67,23 +67,23 @@ def test_a_grid_makes_an_arm_of_each_rate_and_seeds_come_outermost():
 )
 def test_mistakes_are_named_with_their_place(change, words):
     with pytest.raises(InputError, match=words):
-        validated(ExperimentConfig, {**MINIMAL, **change}, "my.toml")
+        validate_section(ExperimentConfig, {**MINIMAL, **change}, "my.toml")
 
 
 def test_an_arm_s_own_loss_keys_are_checked_too():
-    config = validated(ExperimentConfig, {"arms": {"a": {"baseline": "loo", "loss": {"clipp": 0.2}}}})
+    config = validate_section(ExperimentConfig, {"arms": {"a": {"baseline": "loo", "loss": {"clipp": 0.2}}}})
     with pytest.raises(InputError, match=r"arm 'a', loss.*clipp.*did you mean 'clip'"):
-        runs_of(config)
+        list_comparison_runs(config)
 
 
 def test_files_that_are_not_there_or_no_toml(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        load_config(tmp_path / "none.toml")
+        load_experiment_config(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[arms\n")
     with pytest.raises(InputError, match="not TOML"):
-        load_config(tmp_path / "bad.toml")
+        load_experiment_config(tmp_path / "bad.toml")
     with pytest.raises(InputError, match="cannot be read"):
-        load_config(tmp_path)
+        load_experiment_config(tmp_path)
 
 
 def test_paths_are_from_the_file_s_own_directory(tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_paths_are_from_the_file_s_own_directory(tmp_path, monkeypatch):
         '[tasks]\nsource = "jsonl:t.jsonl"\n[policy]\nsource = "./m"\n[arms.a]\nbaseline = "b.json"\n'
     )
     monkeypatch.chdir("/")
-    config = load_config(tmp_path / "c.toml")
+    config = load_experiment_config(tmp_path / "c.toml")
     assert config.arms["a"].baseline == str(tmp_path / "b.json")
     assert config.tasks.source == f"jsonl:{tmp_path / 't.jsonl'}"
     assert config.policy.source == str(tmp_path / "m")
@@ -104,19 +104,19 @@ def test_every_shipped_configuration_is_valid():
     files = [*root.glob("specs/*.toml"), *root.glob("studies/**/*.toml")]
     assert len(files) >= 2
     for path in files:
-        assert runs_of(load_config(path))
+        assert list_comparison_runs(load_experiment_config(path))
 
 
 def test_an_arm_may_have_a_batch_of_its_own_as_a_positive_control():
-    config = validated(
+    config = validate_section(
         ExperimentConfig,
         {
             "train": {"rollouts": 32},
             "arms": {"loo": {"baseline": "loo"}, "loo_64": {"baseline": "loo", "rollouts": 64}},
         },
     )
-    runs = {run.name: run for run in runs_of(config)}
+    runs = {run.name: run for run in list_comparison_runs(config)}
     assert {name: run.train.rollouts for name, run in runs.items()} == {"loo": 32, "loo_64": 64}
     assert runs["loo_64"].tasks_per_step == 64
     with pytest.raises(InputError, match="12 rollouts per step are no multiple of group_size 8"):
-        validated(ExperimentConfig, {"arms": {"a": {"baseline": "grpo", "group_size": 8, "rollouts": 12}}})
+        validate_section(ExperimentConfig, {"arms": {"a": {"baseline": "grpo", "group_size": 8, "rollouts": 12}}})

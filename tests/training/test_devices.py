@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 from rollonce import cli  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.training import compare as compare_module  # noqa: E402
-from rollonce.training.compare import compare  # noqa: E402
+from rollonce.training.compare import compare_in_processes  # noqa: E402
 from rollonce.training.config import ExperimentConfig  # noqa: E402
-from rollonce.training.devices import Place, with_devices  # noqa: E402
-from rollonce.training.sections import validated  # noqa: E402
-from rollonce.training.worker import sentence_of  # noqa: E402
+from rollonce.training.devices import Place, assign_run_devices  # noqa: E402
+from rollonce.training.sections import validate_section  # noqa: E402
+from rollonce.training.worker import explain_run_failure  # noqa: E402
 
 
 def config(arms: dict[str, Any] | None = None, **tables: Any) -> ExperimentConfig:
@@ -27,7 +27,7 @@ def config(arms: dict[str, Any] | None = None, **tables: Any) -> ExperimentConfi
         "train": {"steps": 2, "rollouts": 4, "max_new_tokens": 8, "kl_every": 0, "shadow": []},
         "arms": arms or {"loo": {"baseline": "loo"}, "none": {"baseline": "none"}},
     }
-    return validated(ExperimentConfig, {**data, **tables})
+    return validate_section(ExperimentConfig, {**data, **tables})
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
@@ -38,21 +38,21 @@ def gpus(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
 def test_each_gpu_is_a_place_and_runs_see_it_as_their_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    spread, places = with_devices(config(compare={"devices": "auto"}))
+    spread, places = assign_run_devices(config(compare={"devices": "auto"}))
     assert spread.policy.device == "cuda"  # whichever it is: a killed run goes on on another
     assert places == [Place(f"cuda:{k}", {"CUDA_VISIBLE_DEVICES": str(k)}) for k in (0, 1)]
     # What a scheduler gave this process is what is counted in.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    _, places = with_devices(config(compare={"devices": ["cuda:1", "cuda:1"], "processes": 1}))
+    _, places = assign_run_devices(config(compare={"devices": ["cuda:1", "cuda:1"], "processes": 1}))
     assert places == [Place("cuda:1", {"CUDA_VISIBLE_DEVICES": "6"})]
 
 
 def test_without_devices_nothing_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    same, places = with_devices(config(compare={"processes": 3}))
+    same, places = assign_run_devices(config(compare={"processes": 3}))
     assert same.policy.device == "cpu"
     assert places == [Place("", {})] * 3
     gpus(monkeypatch, 0)
-    found, places = with_devices(config(compare={"devices": "auto"}))
+    found, places = assign_run_devices(config(compare={"devices": "auto"}))
     assert (found.policy.device, len(places)) == ("cpu", os.cpu_count())
 
 
@@ -70,7 +70,7 @@ def test_without_devices_nothing_is_spread(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_devices_that_cannot_be(tables: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        with_devices(config(**tables))
+        assign_run_devices(config(**tables))
 
 
 def test_runs_wait_for_a_device_and_take_the_one_that_is_free(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_runs_wait_for_a_device_and_take_the_one_that_is_free(tmp_path: Path) ->
         assert len(seen[-1]) == len(progress.running) <= 2  # no two on one device
 
     spread = config(compare={"devices": ["cpu:0", "cpu:1"], "seeds": [0, 1]})
-    outcome = compare(spread, tmp_path, tell)
+    outcome = compare_in_processes(spread, tmp_path, tell)
     assert (outcome.done, outcome.errors) == (4, [])
     assert {device for running in seen for device in running} == {"cpu:0", "cpu:1"}
     assert {run for running in seen for run in running.values()} == {
@@ -117,5 +117,7 @@ def test_a_run_that_does_not_fit_is_named_and_its_device_goes_to_the_next(tmp_pa
 
 
 def test_what_is_no_matter_of_memory_is_said_as_it_is() -> None:
-    assert sentence_of(RuntimeError("mat1 and mat2 shapes")) == "RuntimeError: mat1 and mat2 shapes"
-    assert "does not fit" in sentence_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."))
+    assert explain_run_failure(RuntimeError("mat1 and mat2 shapes")) == "RuntimeError: mat1 and mat2 shapes"
+    assert "does not fit" in explain_run_failure(
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
+    )

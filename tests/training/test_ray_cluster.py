@@ -22,11 +22,11 @@ from rollonce import cli, ray_nodes  # noqa: E402
 from rollonce.errors import InputError  # noqa: E402
 from rollonce.rollouts import Rollouts  # noqa: E402
 from rollonce.training import ray_cluster  # noqa: E402
-from rollonce.training.compare import compare  # noqa: E402
+from rollonce.training.compare import compare_in_processes  # noqa: E402
 from rollonce.training.config import ExperimentConfig  # noqa: E402
-from rollonce.training.ray_cluster import compare_on_ray  # noqa: E402
-from rollonce.training.sections import validated  # noqa: E402
-from rollonce.tuning.ray_helpers import helpers_on_ray  # noqa: E402
+from rollonce.training.ray_cluster import compare_on_ray_cluster  # noqa: E402
+from rollonce.training.sections import validate_section  # noqa: E402
+from rollonce.tuning.ray_helpers import search_helpers_on_ray  # noqa: E402
 from rollonce.tuning.tune import tune  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -40,7 +40,7 @@ def config(**tables: Any) -> ExperimentConfig:
         "arms": {"loo": {"baseline": "loo"}},
         "compare": {"seeds": [0, 1], "processes": 2},
     }
-    return validated(ExperimentConfig, {**data, **tables})
+    return validate_section(ExperimentConfig, {**data, **tables})
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +81,10 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster, tmp_path: Path) -> Non
             killed.extend(progress.running)
             cluster.remove_node(cluster.nodes[0], allow_graceful=False)
 
-    outcome = compare_on_ray(config(), tmp_path / "ray", address=cluster.address, tell=tell)
+    outcome = compare_on_ray_cluster(config(), tmp_path / "ray", address=cluster.address, tell=tell)
     assert killed
     assert (outcome.done, outcome.errors, outcome.interrupted) == (2, [], False)
-    assert compare(config(), tmp_path / "here").done == 2
+    assert compare_in_processes(config(), tmp_path / "here").done == 2
     on_ray, here = what_runs_left(tmp_path / "ray"), what_runs_left(tmp_path / "here")
     assert on_ray == here
     assert len([path for path in here if path.endswith("metrics.jsonl")]) == 2
@@ -93,13 +93,13 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_directory_that_is_not_shared_and_another_version(cluster, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(ray_nodes, "_VERSION", "0.0.1")
-    outcome = compare_on_ray(config(), tmp_path / "version", address=cluster.address)
+    outcome = compare_on_ray_cluster(config(), tmp_path / "version", address=cluster.address)
     assert outcome.done == 0
     assert "and this machine 0.0.1; install the same on both" in outcome.errors[0]
     monkeypatch.undo()
     # The node reads another token than this machine has written: as it would from a directory of its own.
     monkeypatch.setattr(ray_nodes.secrets, "token_hex", lambda n: _Unlike("mine"))
-    outcome = compare_on_ray(config(), tmp_path / "shared", address=cluster.address)
+    outcome = compare_on_ray_cluster(config(), tmp_path / "shared", address=cluster.address)
     assert outcome.done == 0
     assert "choose a directory that all nodes share" in outcome.errors[0]
 
@@ -140,15 +140,15 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(cluster, tmp_path: Path) -> N
 )
 def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        compare_on_ray(config(), tmp_path, address=address)
+        compare_on_ray_cluster(config(), tmp_path, address=address)
 
 
 def test_what_a_cluster_could_never_run() -> None:
     with pytest.raises(InputError, match="no node of the Ray cluster has one"):
-        ray_cluster._with_gpus(config(policy={"device": "cuda"}), {"CPU": 4.0})
+        ray_cluster._assign_cluster_gpus(config(policy={"device": "cuda"}), {"CPU": 4.0})
     with pytest.raises(InputError, match="devices of one machine"):
-        ray_cluster._with_gpus(config(compare={"devices": ["cpu", "cpu"]}), {"CPU": 4.0})
-    spread, gpus = ray_cluster._with_gpus(config(compare={"devices": "auto"}), {"CPU": 4.0, "GPU": 2.0})
+        ray_cluster._assign_cluster_gpus(config(compare={"devices": ["cpu", "cpu"]}), {"CPU": 4.0})
+    spread, gpus = ray_cluster._assign_cluster_gpus(config(compare={"devices": "auto"}), {"CPU": 4.0, "GPU": 2.0})
     assert (spread.policy.device, gpus) == ("cuda", 1)
 
 
@@ -173,9 +173,9 @@ def test_a_cluster_joins_a_search(cluster, tmp_path: Path) -> None:
             helped.extend([made] if made > 1 else [])
             time.sleep(0.2)
 
-    with helpers_on_ray(cluster.address, table, settings) as complaints:
+    with search_helpers_on_ray(cluster.address, table, settings) as complaints:
         result = tune(table, **settings, progress=progress)
     assert complaints == []
     assert result.n_trials >= 30
-    with pytest.raises(InputError, match="give --storage"), helpers_on_ray(cluster.address, table, {}):
+    with pytest.raises(InputError, match="give --storage"), search_helpers_on_ray(cluster.address, table, {}):
         pass

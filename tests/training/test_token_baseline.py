@@ -108,7 +108,7 @@ def test_the_arm():
         (True, optimal_token_baseline(rewards, energy, mask, np.array([0, 0, 0, 1, 1, 1]))),
         (False, others_token_baseline(rewards, energy)),
     ):
-        judged = TokenBaselineArm(over_groups=over_groups).advantages(batch, samples)
+        judged = TokenBaselineArm(over_groups=over_groups).advantages_of_step(batch, samples)
         np.testing.assert_allclose(judged.advantages, (rewards[:, None] - b) * mask, atol=1e-6)
         np.testing.assert_allclose(judged.baseline_B, b[:, 0], atol=1e-6)
     with pytest.raises(ValueError, match="group_size"):

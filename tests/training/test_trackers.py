@@ -128,4 +128,4 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_log_module.importlib, "import_module", absent)
     with pytest.raises(MissingExtraError, match=r"rollonce\[trackio\]"):
-        run_log_module.trackers(small_run(track={"to": ["trackio"]}), tmp_path)
+        run_log_module.open_configured_trackers(small_run(track={"to": ["trackio"]}), tmp_path)

@@ -18,10 +18,10 @@ from rollonce import cli
 from rollonce.baselines import Batch
 from rollonce.errors import InputError
 from rollonce.training import compare as compare_module
-from rollonce.training.arms.baseline import make_baseline
-from rollonce.training.engines import check_engine, train_run
-from rollonce.training.loading import load_config, runs_of
-from rollonce.training.rolling import step_tasks, tasks_of, view
+from rollonce.training.arms.baseline import make_arm_baseline
+from rollonce.training.engines import check_engine_can_run, train_on_engine
+from rollonce.training.loading import list_comparison_runs, load_experiment_config
+from rollonce.training.rolling import build_feature_tasks, choose_step_tasks, load_configured_tasks
 
 FILE = """
 [policy]
@@ -60,7 +60,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 def test_two_arms_and_two_seeds_one_of_which_is_killed(tmp_path: Path, monkeypatch, capsys) -> None:
     toml, out = tmp_path / "c.toml", tmp_path / "out"
     toml.write_text(FILE)
-    real, killed = compare_module._Pool._heard, []
+    real, killed = compare_module._Pool._handle_worker_output, []
 
     def heard(self, worker, data):
         real(self, worker, data)
@@ -68,7 +68,7 @@ def test_two_arms_and_two_seeds_one_of_which_is_killed(tmp_path: Path, monkeypat
             killed.append((worker.run.name, worker.run.seed))
             os.kill(worker.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(compare_module._Pool, "_heard", heard)
+    monkeypatch.setattr(compare_module._Pool, "_handle_worker_output", heard)
     assert cli.main(["compare", str(toml), "--out", str(out)]) == 1
     assert "was killed by signal 9" in capsys.readouterr().err
     assert killed == [("gs1", 0)]
@@ -77,10 +77,13 @@ def test_two_arms_and_two_seeds_one_of_which_is_killed(tmp_path: Path, monkeypat
     assert "gs1" in report
     assert "grpo" in report
 
-    runs, config = {(run.name, run.seed): run for run in runs_of(load_config(toml))}, load_config(toml)
+    runs, config = (
+        {(run.name, run.seed): run for run in list_comparison_runs(load_experiment_config(toml))},
+        load_experiment_config(toml),
+    )
     # The run that was killed is bit-equal to one that was not.
     run = runs["gs1", 0]
-    train_run(run, tmp_path / "whole")
+    train_on_engine(run, tmp_path / "whole")
     resumed = out / "runs" / "gs1" / "seed0"
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert without_times(resumed / name) == without_times(tmp_path / "whole" / name)
@@ -89,17 +92,17 @@ def test_two_arms_and_two_seeds_one_of_which_is_killed(tmp_path: Path, monkeypat
     ).read_text()
 
     # Tasks, order and advantages are those that our own loop would have had with these rollouts.
-    train = tasks_of(config.tasks).train
+    train = load_configured_tasks(config.tasks).train
     for (name, seed), run in runs.items():
         directory = out / "runs" / name / f"seed{seed}"
-        baseline = make_baseline(run.arm, train.as_tasks())
+        baseline = make_arm_baseline(run.arm, train.as_feature_tasks())
         rollouts, steps = lines(directory / "rollouts.jsonl"), lines(directory / "metrics.jsonl")
         for step, record in enumerate(steps, 1):
-            distinct = step_tasks(train, run.tasks_per_step, step, seed)
+            distinct = choose_step_tasks(train, run.tasks_per_step, step, seed)
             tasks = [task for task in distinct for _ in range(run.arm.group_size)]
             rows = [row for row in rollouts if row["step"] == step]
             assert [row["task_id"] for row in rows] == [task.id for task in tasks]
-            batch = Batch(view(tasks), np.array([row["reward"] for row in rows]))
+            batch = Batch(build_feature_tasks(tasks), np.array([row["reward"] for row in rows]))
             advantages_B = baseline.predict(batch).advantages_B
             baseline.observe(batch)
             assert record["advantage_mean"] == pytest.approx(advantages_B.mean(), abs=1e-9)
@@ -127,7 +130,7 @@ def test_settings_of_trl_that_the_file_has_words_for(tmp_path: Path) -> None:
     toml = tmp_path / "c.toml"
     toml.write_text(FILE.replace('engine = "trl"', 'engine = "trl"\ntrl = {learning_rate = 1e-3}'))
     with pytest.raises(InputError, match="learning_rate: set from the rest of the file"):
-        check_engine(runs_of(load_config(toml))[0])
+        check_engine_can_run(list_comparison_runs(load_experiment_config(toml))[0])
     toml.write_text(FILE.replace('engine = "trl"', "trl = {use_vllm = true}"))
     with pytest.raises(InputError, match="without effect with engine = 'local'"):
-        load_config(toml)
+        load_experiment_config(toml)

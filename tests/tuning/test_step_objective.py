@@ -14,7 +14,7 @@ from rollonce.kernels import Same
 from rollonce.rollouts import Rollouts
 from rollonce.tuning.planning import plan_from_rollouts
 from rollonce.tuning.step_objective import StepObjective
-from rollonce.tuning.transfer import transfer
+from rollonce.tuning.transfer import measure_kernel_transfer
 from rollonce.tuning.tune import tune
 
 REWARDS = [0.0, 1.0, 1.0, 0.0, 0.5, 0.25]
@@ -57,30 +57,30 @@ def test_the_value_is_the_ratio_of_mean_inverse_norms_over_all_batches(exponents
         np.mean([inverse_norm(b, a, True) for b in batches]) / np.mean([inverse_norm(b, a, False) for b in batches])
         for a in exponents
     ]
-    assert objective.value(of_own_kind(table)) == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=0.02)
-    assert objective.value(LeaveOneOut()) == pytest.approx(1.0)
+    assert objective.value_of_baseline(of_own_kind(table)) == pytest.approx(np.exp(np.mean(np.log(ratios))), rel=0.02)
+    assert objective.value_of_baseline(LeaveOneOut()) == pytest.approx(1.0)
 
 
 def test_a_window_holds_the_other_tasks():
     """Four in the batch and the other two as window: every row sees all five others, whatever the batch."""
     table = small()
     objective = StepObjective(table, batch_size=4, n_batches=3000, exponents=(1.0,))
-    assert (np.sort(objective.columns(2), axis=1) == np.arange(6)).all()
+    assert (np.sort(objective.columns_with_window(2), axis=1) == np.arange(6)).all()
     terms = [(r - (sum(REWARDS) - r) / 5) ** 2 * -p for r, p in zip(REWARDS, LOG_PROBS, strict=True)]
     batches = list(itertools.combinations(range(6), 4))
     with_window = np.mean([sum(terms[i] for i in b) ** -0.5 for b in batches])
     alone = np.mean([inverse_norm(b, 1.0, False) for b in batches])
-    assert objective.value(LeaveOneOut(window=2)) == pytest.approx(with_window / alone, rel=0.02)
+    assert objective.value_of_baseline(LeaveOneOut(window=2)) == pytest.approx(with_window / alone, rel=0.02)
 
 
 def test_batches_hold_targets_alone():
     table = planted()
     targets = np.arange(0, 120, 2)
     objective = StepObjective(table, batch_size=32, n_batches=50, targets=targets, exponents=(1.0,))
-    assert np.isin(objective.columns(0), targets).all()
-    window = objective.columns(40)[:, 32:]
+    assert np.isin(objective.columns_with_window(0), targets).all()
+    window = objective.columns_with_window(40)[:, 32:]
     assert (window % 2 == 1).any()  # whatever else may be seen stands in the window
-    assert all(len(set(row)) == 72 for row in objective.columns(40))
+    assert all(len(set(row)) == 72 for row in objective.columns_with_window(40))
     assert StepObjective(table, 32, 50, targets=np.arange(12)).batch_size == 8
 
 
@@ -101,10 +101,10 @@ def test_compare_counts_standard_errors_over_tasks_not_over_batches():
     """More batches of the same tasks tell no more about other tasks."""
     table = planted(90)
     few, many = (StepObjective(table, 16, n, exponents=(2.0,)) for n in (1000, 8000))
-    z = [o.compare(of_own_kind(table), LeaveOneOut()).z for o in (few, many)]
+    z = [o.compare_with_plain(of_own_kind(table), LeaveOneOut()).z for o in (few, many)]
     assert z[0] > 2
     assert z[1] == pytest.approx(z[0], rel=0.3)
-    same = few.compare(LeaveOneOut(), LeaveOneOut())
+    same = few.compare_with_plain(LeaveOneOut(), LeaveOneOut())
     assert (same.over_loo, same.over_plain, same.z) == (pytest.approx(1.0), pytest.approx(1.0), 0.0)
 
 
@@ -127,7 +127,7 @@ def test_tune_climbs_the_step_and_reports_it():
 def test_transfer_and_plan_use_the_step():
     tables = [planted(60), planted(64)]
     tables[1] = Rollouts(**{**tables[1].__dict__, "name": "other"} | {"_memo": {}})
-    result = transfer(
+    result = measure_kernel_transfer(
         tables, n_candidates=4, batch_size=16, n_batches=30, report_batches=60, resamples=0, self_tuning=False,
         objective="step",
     )  # fmt: skip
@@ -140,7 +140,7 @@ def test_transfer_and_plan_use_the_step():
     assert step.b_eff > loo.b_eff
 
 
-@pytest.mark.parametrize("run", [tune, lambda t, **k: transfer([t, t.select(range(60), "b")], **k)])
+@pytest.mark.parametrize("run", [tune, lambda t, **k: measure_kernel_transfer([t, t.select(range(60), "b")], **k)])
 def test_without_log_probabilities_a_step_is_refused(run):
     with pytest.raises(InputError, match=r"--objective step predicts .* these rollouts have none; log"):
         run(planted(with_log_probs=False), objective="step")

@@ -9,14 +9,16 @@ from rollonce.cli import main
 from rollonce.errors import InputError
 from rollonce.scoring import Estimate
 from rollonce.tuning.space import Space
-from rollonce.tuning.transfer import Cell, candidates, sentence, transfer
+from rollonce.tuning.transfer import Cell, draw_candidate_configs, measure_kernel_transfer, sentence_about_row
 
 from .planted import planted, useless
 
 
 @pytest.fixture(scope="module")
 def matrix():
-    return transfer([planted(90), useless(90)], n_candidates=10, n_batches=30, report_batches=60, resamples=10)
+    return measure_kernel_transfer(
+        [planted(90), useless(90)], n_candidates=10, n_batches=30, report_batches=60, resamples=10
+    )
 
 
 def test_rows_columns_and_cross_fitted_cells(matrix):
@@ -41,14 +43,14 @@ def test_leave_one_set_out_is_the_other_sets_choice(matrix):
 
 
 def test_candidates_look_at_no_reward_and_repeat_with_the_seed():
-    a, b = (candidates(Space(), 12, 5) for _ in range(2))
+    a, b = (draw_candidate_configs(Space(), 12, 5) for _ in range(2))
     assert a == b
     assert a[0]["type"] == "loo"
 
 
 def test_sentences_say_where_it_gains_and_loses():
     cells = [Cell(Estimate(*x), "k", False) for x in ((1.2, 1.1, 1.3), (0.9, 0.8, 0.95), (1.0, 0.9, 1.1))]
-    said = sentence("tuned on A", cells, ["A", "B", "C"])
+    said = sentence_about_row("tuned on A", cells, ["A", "B", "C"])
     assert "gains on A (1.20 [1.10, 1.30])" in said
     assert "loses on B (0.90 [0.80, 0.95])" in said
     assert "1 of 3" in said
@@ -57,9 +59,9 @@ def test_sentences_say_where_it_gains_and_loses():
 
 def test_refusals(capsys):
     with pytest.raises(InputError, match="two sets"):
-        transfer([planted(40)])
+        measure_kernel_transfer([planted(40)])
     with pytest.raises(InputError, match="two sets are called"):
-        transfer([planted(40), planted(40)])
+        measure_kernel_transfer([planted(40), planted(40)])
     assert main(["transfer", "gsm8k"]) == 2
     assert main(["tune", "gsm8k", "--budget", "soon"]) == 2
     assert main(["tune", "gsm8k", "--sampler", "hillclimb", "--storage", "x.db"]) == 2

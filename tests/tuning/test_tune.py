@@ -15,11 +15,17 @@ from rollonce.errors import InputError
 from rollonce.kernels import Softmax
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import CrossFitted, Scorer
-from rollonce.scoring.batches import draw_rewards
+from rollonce.scoring.batches import draw_one_reward_each
 from rollonce.tuning.objective import Objective
-from rollonce.tuning.parts import ReportPart, by_prompt, divide, split, window_that_tasks_allow
-from rollonce.tuning.search import Budget, Search, Trial, best_so_far, trials_for
-from rollonce.tuning.space import Answers, Bank, Space, starts
+from rollonce.tuning.parts import (
+    ReportPart,
+    divide_tasks_by_shares,
+    fold_of_each_prompt,
+    split_for_tuning,
+    window_that_tasks_allow,
+)
+from rollonce.tuning.search import Budget, Search, Trial, best_value_curve, trials_until_share_of_gain
+from rollonce.tuning.space import Answers, Bank, Space, list_starting_points
 from rollonce.tuning.tune import tune
 
 from .planted import planted, useless
@@ -70,7 +76,9 @@ def test_same_seed_same_result():
 def test_other_samplers_find_it_too(sampler):
     table = planted()
     objective = Objective(table, n_batches=40)
-    trials = Search(Space.of(table), objective.bank, objective.value, sampler).run(Budget(30, np.inf))
+    trials = Search(
+        Space.from_rollout_tables(table), objective.bank, objective.value_of_baseline, sampler
+    ).run_until_budget_spent(Budget(30, np.inf))
     assert len(trials) == 30
     assert max(t.value for t in trials) > 1.5
 
@@ -79,21 +87,21 @@ def test_report_part_is_looked_at_once():
     table = planted(64)
     part = ReportPart(Scorer(table, 16, 20, 0, targets=np.arange(10)))
     published = published_tfidf().fit(table.tasks)
-    part.judge(LeaveOneOut(), published)
+    part.judge_baselines_once(LeaveOneOut(), published)
     with pytest.raises(RuntimeError, match="already"):
-        part.judge(LeaveOneOut(), published)
+        part.judge_baselines_once(LeaveOneOut(), published)
 
 
 def test_parts_keep_equal_prompts_together():
     table = Rollouts.from_groups(
         [[0, 1]] * 200, [f"Prompt {i // 2}" if i % 2 else f"prompt  {i // 2}" for i in range(200)]
     )
-    parts = split(table, 0)
+    parts = split_for_tuning(table, 0)
     assert sorted(np.concatenate(parts)) == list(range(200))
     for part in parts:
         assert (np.bincount(part // 2, minlength=100) % 2 == 0).all()
     with pytest.raises(InputError, match="different prompts"):
-        divide(table.select([0, 1]), [1, 1], 0)
+        divide_tasks_by_shares(table.select([0, 1]), [1, 1], 0)
 
 
 def test_per_target_scores_each_fold_with_its_own_baseline():
@@ -101,11 +109,17 @@ def test_per_target_scores_each_fold_with_its_own_baseline():
     scorer = Scorer(table, 16, 30, 0)
     fold = np.arange(64) % 2
     a, b = LeaveOneOut(), published_tfidf().fit(table.tasks)
-    both = scorer.errors(CrossFitted([a, b], by_prompt(table, fold)), scorer.columns(0), 0)
-    rows = scorer.columns(0)
-    expected = np.where(fold[rows] == 0, scorer.errors(a, rows, 0), scorer.errors(b, rows, 0))
+    both = scorer.unbiased_squared_errors(
+        CrossFitted([a, b], fold_of_each_prompt(table, fold)), scorer.draw_common_batches(0), 0
+    )
+    rows = scorer.draw_common_batches(0)
+    expected = np.where(
+        fold[rows] == 0, scorer.unbiased_squared_errors(a, rows, 0), scorer.unbiased_squared_errors(b, rows, 0)
+    )
     np.testing.assert_allclose(both, expected)
-    assert scorer.score(CrossFitted([a, a], by_prompt(table, fold))).ratio.value == pytest.approx(1.0)
+    assert scorer.score_baseline(CrossFitted([a, a], fold_of_each_prompt(table, fold))).ratio.value == pytest.approx(
+        1.0
+    )
 
 
 def test_objective_agrees_with_the_scorer():
@@ -114,7 +128,9 @@ def test_objective_agrees_with_the_scorer():
     table = planted(40)
     objective = Objective(table, batch_size=40, n_batches=5)
     baseline = published_tfidf().fit(table.tasks)
-    assert objective.value(baseline) == pytest.approx(Scorer(table, 40, 5, 0).score(baseline).ratio.value)
+    assert objective.value_of_baseline(baseline) == pytest.approx(
+        Scorer(table, 40, 5, 0).score_baseline(baseline).ratio.value
+    )
 
 
 def test_with_a_window_the_fallback_is_the_windowed_mean():
@@ -125,29 +141,29 @@ def test_with_a_window_the_fallback_is_the_windowed_mean():
 
 def test_curve_and_trials_for_95():
     trials = [Trial(i, v, 1.0, {}, {}) for i, v in enumerate([0.9, 1.1, float("nan"), 1.05, 1.195, 1.2])]
-    assert best_so_far(trials) == [(1, 1.0, 0.9), (2, 2.0, 1.1), (5, 5.0, 1.195), (6, 6.0, 1.2)]
-    assert trials_for(best_so_far(trials)) == 5  # 1 + 0.95 x 0.2 = 1.19
-    assert trials_for([(1, 1.0, 0.9)]) is None
+    assert best_value_curve(trials) == [(1, 1.0, 0.9), (2, 2.0, 1.1), (5, 5.0, 1.195), (6, 6.0, 1.2)]
+    assert trials_until_share_of_gain(best_value_curve(trials)) == 5  # 1 + 0.95 x 0.2 = 1.19
+    assert trials_until_share_of_gain([(1, 1.0, 0.9)]) is None
 
 
 def test_every_answer_makes_a_working_baseline():
     table = planted(40)
     bank, rng = Bank(table.tasks), np.random.default_rng(0)
-    space = Space.of(table, window=16)
+    space = Space.from_rollout_tables(table, window=16)
     batch = Batch(table.tasks.take(np.arange(12)), np.linspace(0, 1, 12))
     for _ in range(60):
-        assert np.isfinite(space.build(Answers(rng), bank).predict(batch).baseline_B).all()
+        assert np.isfinite(space.build_baseline(Answers(rng), bank).predict(batch).baseline_B).all()
 
 
 @pytest.mark.parametrize("text", ["", "x", "-3", "0", "1.5", "3d"])
 def test_budget_refuses(text):
     with pytest.raises(InputError, match="--budget"):
-        Budget.parse(text)
+        Budget.from_budget_text(text)
 
 
 def test_budgets():
-    assert Budget.parse("200") == (200, np.inf)
-    assert Budget.parse("1.5m") == (np.inf, 90)
+    assert Budget.from_budget_text("200") == (200, np.inf)
+    assert Budget.from_budget_text("1.5m") == (np.inf, 90)
 
 
 def test_saved_baseline_is_small_and_loads_without_the_tuning_libraries(found, tmp_path):
@@ -217,27 +233,27 @@ def test_self_tuning_is_a_finalist_and_judged_on_the_same_tasks(monkeypatch):
     assert result.judged.self_tuning.ratio == result.judged.score.ratio
     assert result.judged.score.ratio.value > 1.02
     # The shares of variance come from 150 tasks, those of tune and choose, one rollout each.
-    parts = split(planted(200), 0)
+    parts = split_for_tuning(planted(200), 0)
     again = SelfTuning().fit(planted(200).tasks)
     at = np.union1d(parts.tune, parts.choose)
-    rewards, _ = draw_rewards(planted(200), at, np.random.default_rng([0, 7, 1]))
+    rewards, _ = draw_one_reward_each(planted(200), at, np.random.default_rng([0, 7, 1]))
     again.fit_rewards(planted(200).tasks.take(at), rewards)
-    np.testing.assert_allclose(result.baseline.shares_K1, again.shares_K1)
+    np.testing.assert_allclose(result.baseline.variance_shares_K1, again.variance_shares_K1)
 
 
 def test_a_kernel_of_ones_own_is_where_the_search_begins():
     start = KernelBaseline(Softmax(temperature=0.5), shrinkage=0.25)
-    space = Space.of(planted(60), window=0).beginning_at(start)
-    first = starts(space)[0]
+    space = Space.from_rollout_tables(planted(60), window=0).with_start_baseline(start)
+    first = list_starting_points(space)[0]
     assert first == {"family": "start", "window": 0, "decay": 1.0, "shrinkage": 0.25, "start.kernel.temperature": 0.5}
-    built = space.build(Answers(np.random.default_rng(0), dict(first)), Bank(planted(60).tasks))
+    built = space.build_baseline(Answers(np.random.default_rng(0), dict(first)), Bank(planted(60).tasks))
     assert built.config() == start.config()
-    moved = space.build(
+    moved = space.build_baseline(
         Answers(np.random.default_rng(0), first | {"start.kernel.temperature": 0.1}), Bank(planted(60).tasks)
     )
     assert moved.config()["kernel"]["temperature"] == 0.1
     with pytest.raises(InputError, match="no weighted mean"):
-        space.beginning_at(ExpertMixture())
+        space.with_start_baseline(ExpertMixture())
 
 
 def test_importances_need_nothing_but_the_core(monkeypatch):
@@ -246,7 +262,7 @@ def test_importances_need_nothing_but_the_core(monkeypatch):
 
     import optuna
 
-    from rollonce.tuning.search import importances
+    from rollonce.tuning.search import parameter_importances
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
@@ -259,5 +275,5 @@ def test_importances_need_nothing_but_the_core(monkeypatch):
     for name in [m for m in sys.modules if m.partition(".")[0] == "sklearn"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    found = importances(study)["all trials"]
+    found = parameter_importances(study)["all trials"]
     assert found["matters"] > 0.8 > found["idle"]

@@ -10,7 +10,7 @@ from rollonce.baselines.james_stein import JamesStein
 from rollonce.baselines.kernel import (
     KernelBaseline,
     LeaveOneOut,
-    family_mean,
+    family_mean_baseline,
     published_length_buckets,
     published_tfidf,
 )
@@ -53,7 +53,7 @@ __all__ = [
     "Tags",
     "Tracker",
     "copy_without_history",
-    "family_mean",
+    "family_mean_baseline",
     "load_baseline",
     "named_baseline",
     "published_length_buckets",

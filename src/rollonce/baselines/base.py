@@ -26,11 +26,11 @@ import numpy as np
 
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.tags import Tags
-from rollonce.component import Component, from_config, register_former, registered_types
+from rollonce.component import Component, from_config, register_former_type, registered_types
 from rollonce.errors import InputError
-from rollonce.features.base import Feature, as_tasks
+from rollonce.features.base import Feature, tasks_from_prompts
 from rollonce.files import write_whole_file
-from rollonce.kernels.base import BoolArray, Kernel, normalise
+from rollonce.kernels.base import BoolArray, Kernel, normalise_log_weights
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 FORMAT, VERSION = "rollonce-baseline", 1
@@ -69,7 +69,7 @@ class Baseline(Component):
         return other
 
     @property
-    def keeps_fit(self) -> bool:
+    def keeps_existing_fit(self) -> bool:
         """Whether its `fit` does nothing more, see `named`."""
         return self._keeps_fit
 
@@ -81,18 +81,18 @@ class Baseline(Component):
     @property
     def history(self) -> History:
         """The rows observed so far, newest last."""
-        return self._history if self._history is not None else History.empty()
+        return self._history if self._history is not None else History.before_first_step()
 
     @final
     def fit(self, prompts: Sequence[str] | Tasks) -> Self:
         """Learn vocabulary, IDF and scales from prompts (no rewards). Returns itself."""
         if not self._keeps_fit:
-            self.fit_tasks(as_tasks(prompts))
+            self.fit_tasks(tasks_from_prompts(prompts))
         return self
 
     def fit_tasks(self, tasks: Tasks) -> None:
         """What `fit` does: here, fit every feature, kernel and baseline that this one is made of."""
-        for child in self.children().values():
+        for child in self.nested_components().values():
             if isinstance(child, Feature | Kernel | Baseline):
                 child.fit(tasks)
 
@@ -115,7 +115,7 @@ class Baseline(Component):
     def observe(self, batch: Batch) -> None:
         """Let the step's rollouts join the history. Call it after `predict`."""
         if self.keep_rows:
-            self._history = self.history.append(batch, self.keep_rows)
+            self._history = self.history.with_batch_appended(batch, self.keep_rows)
 
     def twin(self) -> Baseline:
         """The leave-one-out baseline that a self-inclusive one is scored by; itself for all others."""
@@ -123,11 +123,11 @@ class Baseline(Component):
 
     def own_state(self) -> dict[str, Any]:
         """The rows of history, for baselines that keep any."""
-        return {"history": self.history.to_state()} if len(self.history) else {}
+        return {"history": self.history.to_json_state()} if len(self.history) else {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore the rows of history."""
-        self._history = History.from_state(state["history"]) if "history" in state else None
+        self._history = History.from_json_state(state["history"]) if "history" in state else None
 
     def save(self, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> None:
         """Write one small JSON file with everything a trainer needs (no pickle), atomically.
@@ -208,7 +208,7 @@ class LinearSmoother(Baseline):
             raise InputError(f"window must be >= 0 and decay in (0, 1], not {self.window} and {self.decay}")
 
     @property
-    def keeps_fit(self) -> bool:
+    def keeps_existing_fit(self) -> bool:
         """Whether its `fit` does nothing more, see `named`."""
         return self._keeps_fit
 
@@ -221,7 +221,7 @@ class LinearSmoother(Baseline):
         """Leave-one-out, equivariant and neutral, as every normalised smoother is."""
         return Tags(windowed=self.window > 0)
 
-    def describe_with(self, name: str) -> str:
+    def describe_with_settings(self, name: str) -> str:
         """A name and, after it, what differs from the defaults of shrinkage, window and decay."""
         parts = [name]
         if self.shrinkage:
@@ -238,7 +238,7 @@ class LinearSmoother(Baseline):
     ) -> FloatArray:
         """What a new smoother implements: its weights (K, B, M) before any shrinkage, arguments as `weight_blocks`."""
 
-    def weight_blocks(
+    def compute_weight_blocks(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """Weights (K, B, M) for K batches at once; rows sum to 1 over the visible columns (all zero where there are
@@ -252,16 +252,16 @@ class LinearSmoother(Baseline):
             ages_M: Steps ago that a column was sampled; 0 for the batch.
         """
         w = self.smoothing_weights(tasks, columns_KM, n_rows, visible_KBM, ages_M)
-        return self._shrunk(w, visible_KBM, ages_M)
+        return self._shrink_towards_loo(w, visible_KBM, ages_M)
 
-    def weighted_means(self, w_KBM: FloatArray, rewards_KM: FloatArray) -> FloatArray:
+    def baselines_from_weights(self, w_KBM: FloatArray, rewards_KM: FloatArray) -> FloatArray:
         """``W r`` (K, B) of many batches at once, from `weight_blocks` and the rewards of the columns (K, M)."""
         return np.einsum("kbm,km->kb", w_KBM, rewards_KM)
 
-    def _shrunk(self, w_KBM: FloatArray, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
+    def _shrink_towards_loo(self, w_KBM: FloatArray, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:
         if self.shrinkage == 0:
             return w_KBM
-        loo = normalise(np.broadcast_to(ages_M * np.log(self.decay), w_KBM.shape), visible_KBM)
+        loo = normalise_log_weights(np.broadcast_to(ages_M * np.log(self.decay), w_KBM.shape), visible_KBM)
         return (1 - self.shrinkage) * w_KBM + self.shrinkage * loo
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -276,12 +276,12 @@ class LinearSmoother(Baseline):
     def weights(self, batch: Batch, history: History | None = None) -> FloatArray:
         """Weights (B, B + H) over the batch and the newest ``window`` rows of history, oldest first. ``W[i, i]`` is
         0."""
-        return self._weights(batch, self._window_of(history))
+        return self._weights_with_window(batch, self._history_within_window(history))
 
-    def _window_of(self, history: History | None) -> History:
-        return (self.history if history is None else history).last(self.window)
+    def _history_within_window(self, history: History | None) -> History:
+        return (self.history if history is None else history).keep_newest_rows(self.window)
 
-    def _weights(self, batch: Batch, window: History) -> FloatArray:
+    def _weights_with_window(self, batch: Batch, window: History) -> FloatArray:
         n_rows, n_columns = len(batch), len(batch) + len(window)
         if n_rows == 0:
             return np.zeros((0, n_columns))
@@ -289,27 +289,27 @@ class LinearSmoother(Baseline):
         visible = np.ones((1, n_rows, n_columns), dtype=bool)
         visible[0, np.arange(n_rows), np.arange(n_rows)] = False
         ages = np.concatenate([np.zeros(n_rows, np.int64), window.ages_H])
-        return self.weight_blocks(tasks, np.arange(n_columns)[None], n_rows, visible, ages)[0]
+        return self.compute_weight_blocks(tasks, np.arange(n_columns)[None], n_rows, visible, ages)[0]
 
     def _batch_with_window(self, batch: Batch, window: History) -> Tasks:
         """Batch and window in one, with features computed for each apart: so a row's are computed once in its life."""
         if not len(window):
             return batch.tasks
-        for feature in features_of(self):
-            feature.transform(batch.tasks)
-            feature.transform(window.tasks)
+        for feature in find_nested_features(self):
+            feature.transform_tasks(batch.tasks)
+            feature.transform_tasks(window.tasks)
         return Tasks.concat(batch.tasks, window.tasks)
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); the declared prior where a row sees nothing."""
-        window = self._window_of(history)
-        w = self._weights(batch, window)
+        window = self._history_within_window(history)
+        w = self._weights_with_window(batch, window)
         nothing_B: BoolArray = ~np.asarray(w.any(axis=1))
         b_B = np.where(nothing_B, self.prior, w @ np.concatenate([batch.rewards_B, window.rewards_H]))
         return Prediction.of(batch, b_B, nothing_B)
 
 
-@register_former("shrunk")
+@register_former_type("shrunk")
 def _smoother_with_shrinkage(settings: dict[str, Any]) -> LinearSmoother:
     """``(1 - amount) smoother + amount LOO``, which was a baseline around another before each had its shrinkage."""
     smoother, amount = settings.get("smoother"), settings.get("amount", 0.5)
@@ -327,15 +327,15 @@ def _check_can_be_read_again(component: Component) -> None:
             "in the script that is run or inside a function; or give it a type of its own and decorate it with "
             "@register"
         )
-    for part in component.children().values():
+    for part in component.nested_components().values():
         _check_can_be_read_again(part)
 
 
-def features_of(component: Component) -> list[Feature]:
+def find_nested_features(component: Component) -> list[Feature]:
     """All features inside a component, however deep."""
     if isinstance(component, Feature):
         return [component]
-    return [f for child in component.children().values() for f in features_of(child)]
+    return [f for child in component.nested_components().values() for f in find_nested_features(child)]
 
 
 def copy_without_history(baseline: Baseline) -> Baseline:
@@ -345,16 +345,16 @@ def copy_without_history(baseline: Baseline) -> Baseline:
     else:  # a user's subclass without a type of its own: from_config would make its parent
         clone = copy.deepcopy(baseline)
     state = baseline.state_dict()
-    _drop_history(state)
+    _drop_history_from_state(state)
     clone.load_state_dict(state)
     clone._given_label, clone._keeps_fit = baseline._given_label, baseline._keeps_fit
     return clone
 
 
-def _drop_history(state: dict[str, Any]) -> None:
+def _drop_history_from_state(state: dict[str, Any]) -> None:
     state.pop("history", None)
     for child in state.get("children", {}).values():
-        _drop_history(child)
+        _drop_history_from_state(child)
 
 
 __all__ = ["Baseline", "LinearSmoother", "copy_without_history"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.arrays import float_array
+from rollonce.arrays import as_float64_array
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -59,7 +59,7 @@ class Batch:
             InputError: if the numbers of prompts, rewards, log-probabilities and lengths differ, a reward is not
                 finite, a log-probability is above 0 or infinite, or a length is below 0 or infinite.
         """
-        rewards_B = float_array(rewards)
+        rewards_B = as_float64_array(rewards)
         if rewards_B.shape != (len(prompts),):
             raise InputError(
                 f"a batch needs one reward per prompt: {len(prompts)} prompts, rewards of shape {rewards_B.shape}"
@@ -75,13 +75,13 @@ class Batch:
         return cls(Tasks(list(prompts), task_ids, columns), rewards_B, lengths_B, log_probs_B)
 
     @staticmethod
-    def concat(batches: Sequence[Batch]) -> Batch:
+    def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         """The rows of one or more batches, in order."""
         tasks = batches[0].tasks
         for batch in batches[1:]:
             tasks = Tasks.concat(tasks, batch.tasks)
-        log_probs = _joined_or_none([(len(b), b.log_probs_B) for b in batches])
-        lengths = _joined_or_none([(len(b), b.response_lengths_B) for b in batches])
+        log_probs = _join_optional_arrays([(len(b), b.log_probs_B) for b in batches])
+        lengths = _join_optional_arrays([(len(b), b.response_lengths_B) for b in batches])
         return Batch(tasks, np.concatenate([b.rewards_B for b in batches]), lengths, log_probs)
 
     def __len__(self) -> int:
@@ -108,39 +108,39 @@ class History:
     log_probs_H: FloatArray | None = None
 
     @classmethod
-    def empty(cls) -> History:
+    def before_first_step(cls) -> History:
         """The history before the first step."""
         return cls(Tasks([]), np.zeros(0), np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.rewards_H)
 
-    def append(self, batch: Batch, keep: int | None = None) -> History:
+    def with_batch_appended(self, batch: Batch, keep: int | None = None) -> History:
         """This history one step older, with the batch as its newest rows; the oldest beyond ``keep`` rows are
         dropped."""
         tasks = Tasks.concat(self.tasks, batch.tasks) if len(self) else batch.tasks
         rewards = np.concatenate([self.rewards_H, batch.rewards_B])
         ages = np.concatenate([self.ages_H + 1, np.ones(len(batch), np.int64)])
-        log_probs = _joined_or_none([(len(self), self.log_probs_H), (len(batch), batch.log_probs_B)])
-        return History(tasks, rewards, ages, log_probs).last(keep)
+        log_probs = _join_optional_arrays([(len(self), self.log_probs_H), (len(batch), batch.log_probs_B)])
+        return History(tasks, rewards, ages, log_probs).keep_newest_rows(keep)
 
-    def last(self, n: int | None) -> History:
+    def keep_newest_rows(self, n: int | None) -> History:
         """The newest n rows; all of them for None."""
         if n is None or len(self) <= n:
             return self
-        return self.take(np.arange(len(self) - n, len(self)))
+        return self.rows_at_positions(np.arange(len(self) - n, len(self)))
 
-    def take(self, at: Sequence[int] | IntArray) -> History:
+    def rows_at_positions(self, at: Sequence[int] | IntArray) -> History:
         """The rows at these positions, in this order, as tasks of their own."""
         log_probs = None if self.log_probs_H is None else self.log_probs_H[at]
         return History(self.tasks.take(at).detached(), self.rewards_H[at], self.ages_H[at], log_probs)
 
-    def step_of_age(self, age: int) -> Batch:
+    def rebuild_batch_of_age(self, age: int) -> Batch:
         """The rows of one age as the batch that they once were."""
-        rows = self.take(np.flatnonzero(self.ages_H == age))
+        rows = self.rows_at_positions(np.flatnonzero(self.ages_H == age))
         return Batch(rows.tasks, rows.rewards_H, log_probs_B=rows.log_probs_H)
 
-    def to_state(self) -> dict[str, Any]:
+    def to_json_state(self) -> dict[str, Any]:
         """As plain JSON; an unknown log-probability is null."""
         columns = {c: self.tasks.column(c).tolist() for c in self.tasks.column_names}
         state = {
@@ -155,7 +155,7 @@ class History:
         return state
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> History:
+    def from_json_state(cls, state: dict[str, Any]) -> History:
         """From `to_state`, also of versions that knew no log-probabilities.
 
         Raises:
@@ -205,7 +205,7 @@ def log_probs_from_state(state: Sequence[float | None] | None, n: int) -> FloatA
 
 
 def _checked_log_probs(log_probs: Sequence[float] | FloatArray, n: int) -> FloatArray:
-    array = float_array(log_probs)
+    array = as_float64_array(log_probs)
     if array.shape != (n,):
         raise InputError(f"{n} rollouts need one log-probability each, not an array of shape {array.shape}")
     bad = np.flatnonzero((array > 1e-3) | np.isinf(array))
@@ -230,7 +230,7 @@ def _checked_lengths(lengths: Sequence[float] | FloatArray, n: int) -> FloatArra
     return array
 
 
-def _joined_or_none(parts: Sequence[tuple[int, FloatArray | None]]) -> FloatArray | None:
+def _join_optional_arrays(parts: Sequence[tuple[int, FloatArray | None]]) -> FloatArray | None:
     """Log-probabilities or lengths of several pieces end to end, NaN for those without; None if no piece has any."""
     if all(array is None for _, array in parts):
         return None

@@ -7,7 +7,7 @@ import numpy as np
 from rollonce.rollouts import FloatArray
 
 
-def bernoulli_noise(c_MM: FloatArray, noise_M: FloatArray, past_rewards_H: FloatArray) -> FloatArray:
+def bernoulli_noise_factors(c_MM: FloatArray, noise_M: FloatArray, past_rewards_H: FloatArray) -> FloatArray:
     """What each row's noise is multiplied by (M,), in proportion to ``p (1 - p)``.
 
     p is the row's mean reward as Kriging predicts it from the *window's* rewards alone (of a row of the window, from

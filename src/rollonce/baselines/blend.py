@@ -78,7 +78,9 @@ class Blend(LinearSmoother):
                 continue
             window = min(smoother.window, n_columns - n_rows)
             keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - window, n_columns)])
-            part = smoother.weight_blocks(tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep])
+            part = smoother.compute_weight_blocks(
+                tasks, columns_KM[:, keep], n_rows, visible_KBM[:, :, keep], ages_M[keep]
+            )
             total[:, :, keep] += share / sum(self.shares) * part
             present += share / sum(self.shares) * part.any(axis=-1, keepdims=True)
         # A part that sees nothing (no window, and a batch of one) leaves its share to the others.

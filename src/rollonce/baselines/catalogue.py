@@ -26,11 +26,11 @@ from rollonce.baselines.base import Baseline, LinearSmoother
 from rollonce.baselines.experts import ExpertMixture
 from rollonce.baselines.groups import Grpo, Rloo
 from rollonce.baselines.james_stein import JamesStein
-from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean
+from rollonce.baselines.kernel import KernelBaseline, LeaveOneOut, family_mean_baseline
 from rollonce.baselines.kriging import Kriging
 from rollonce.baselines.norm_weighted import NormWeighted
 from rollonce.baselines.opo import Opo
-from rollonce.baselines.own import imported_baseline, offered_baseline, offered_baselines
+from rollonce.baselines.own import imported_baseline, load_offered_baseline, offered_baselines
 from rollonce.baselines.plain import Constant, FlashReinforce, NoBaseline, ReinforcePlusPlus
 from rollonce.baselines.regressor import BoostedTrees, Ridge
 from rollonce.baselines.self_tuning import SelfTuning
@@ -73,17 +73,17 @@ class Entry:
     per_column: bool = False
 
     @property
-    def type(self) -> type[Baseline]:
+    def baseline_class(self) -> type[Baseline]:
         """The class that it makes."""
         return type(self.make(self.window))
 
     @property
-    def source(self) -> str:
+    def cited_source(self) -> str:
         """Paper or post, as the class cites it."""
-        return self.type.source
+        return self.baseline_class.source
 
     @property
-    def label(self) -> str:
+    def label_in_tables(self) -> str:
         """What tables call its form without a window, or its only one."""
         return self.make(self.window).label
 
@@ -175,7 +175,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "family",
-        lambda w: family_mean(window=w),
+        lambda w: family_mean_baseline(window=w),
         "family",
         "mean_{j != i} r_j over tasks with the same declared column",
         forms="both",
@@ -268,7 +268,7 @@ def tfidf_temperature(name: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def known_names() -> list[str]:
+def known_baseline_names() -> list[str]:
     """Every name in the list (windowed forms, which follow the rule, not repeated), the aliases, and what installed
     packages offer."""
     return [*_BY_NAME, *ALIASES, *offered_baselines()]
@@ -300,7 +300,7 @@ def named_baseline(name: str) -> Baseline:
     if ":" in name:
         return imported_baseline(name)
     if name.startswith(NORM_WEIGHTED) and name not in _BY_NAME:
-        return _norm_weighted(named_baseline(name.removeprefix(NORM_WEIGHTED)), name)
+        return _make_norm_weighted(named_baseline(name.removeprefix(NORM_WEIGHTED)), name)
     temperature = tfidf_temperature(name)
     if temperature is not None:
         return KernelBaseline(Softmax(temperature=temperature))
@@ -311,9 +311,9 @@ def named_baseline(name: str) -> Baseline:
     entry = _BY_NAME.get(match[1]) if match else None
     if match is None or entry is None:
         if name in offered_baselines():
-            return offered_baseline(name)
+            return load_offered_baseline(name)
         raise InputError(
-            f"there is no baseline {name!r}; there are {', '.join(known_names())}, with rows of earlier steps "
+            f"there is no baseline {name!r}; there are {', '.join(known_baseline_names())}, with rows of earlier steps "
             "<name>_window and <name>_window_<rows>, and module:name for one of your own"
         )
     if entry.forms == "batch":
@@ -321,13 +321,13 @@ def named_baseline(name: str) -> Baseline:
     return entry.make(int(match[2]) if match[2] else WINDOW)
 
 
-def _norm_weighted(smoother: Baseline, name: str) -> NormWeighted:
+def _make_norm_weighted(smoother: Baseline, name: str) -> NormWeighted:
     if not isinstance(smoother, LinearSmoother):
         raise InputError(f"{smoother.label} is no weighted mean of other rewards, so {name!r} means nothing")
     return NormWeighted(smoother)
 
 
-def board_baselines(tasks: Tasks, window: int = WINDOW, norm_exponent: float | None = None) -> list[Baseline]:
+def default_board_baselines(tasks: Tasks, window: int = WINDOW, norm_exponent: float | None = None) -> list[Baseline]:
     """What `rollonce score` ranks by default, unfitted: plain ones, the published examples, relatives, and their
     windowed forms.
 
@@ -344,7 +344,7 @@ def board_baselines(tasks: Tasks, window: int = WINDOW, norm_exponent: float | N
         windows = {"batch": [0], "both": [0, window], "history": [window]}[entry.board]
         windows = [w for w in dict.fromkeys(windows) if w or entry.board != "history"]
         if entry.per_column:
-            out += [family_mean(column, window=w) for column in tasks.column_names for w in windows]
+            out += [family_mean_baseline(column, window=w) for column in tasks.column_names for w in windows]
         else:
             out += [entry.make(w) for w in windows]
     return out if norm_exponent is None else [*out, *norm_weighted_baselines(window, norm_exponent)]
@@ -367,8 +367,8 @@ __all__ = [
     "CATALOGUE",
     "WINDOW",
     "Entry",
-    "board_baselines",
-    "known_names",
+    "default_board_baselines",
+    "known_baseline_names",
     "load_baseline",
     "named_baseline",
     "norm_weighted_baselines",

@@ -50,7 +50,7 @@ def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
     return out, logdet + logdet_rest
 
 
-def log_evidence(
+def negative_log_evidence(
     theta_K1: FloatArray, kernels_Knn: FloatArray, y_n: FloatArray, prior_K1: FloatArray
 ) -> tuple[float, FloatArray]:
     """Minus the penalised REML and its gradient (K + 1,) with respect to ``theta``, where ``pi = softmax(theta)``,
@@ -74,7 +74,7 @@ def log_evidence(
     return -(value + float(prior_K1 @ log_pi)), -gradient
 
 
-def minimise(
+def minimise_with_bfgs(
     f: Callable[[FloatArray], tuple[float, FloatArray]], x: FloatArray, iterations: int = 40, tolerance: float = 0.02
 ) -> FloatArray:
     """BFGS with backtracking, for a handful of parameters.
@@ -114,7 +114,7 @@ def minimise(
     return x
 
 
-def fit_shares(
+def fit_variance_shares(
     kernels_Knn: FloatArray, y_n: FloatArray, alpha: float, alpha_noise: float, iterations: int = 40
 ) -> FloatArray:
     """The shares ``pi`` (K + 1,), noise last, that explain the rewards best.
@@ -125,6 +125,8 @@ def fit_shares(
         alpha, alpha_noise: Of the Dirichlet prior (its pseudo-counts less one).
     """
     prior = np.append(np.full(len(kernels_Knn), alpha), alpha_noise)
-    theta = minimise(lambda t: log_evidence(t, kernels_Knn, y_n, prior), np.zeros(len(prior)), iterations)
+    theta = minimise_with_bfgs(
+        lambda t: negative_log_evidence(t, kernels_Knn, y_n, prior), np.zeros(len(prior)), iterations
+    )
     e = np.exp(theta - theta.max())
     return e / e.sum()

@@ -17,7 +17,7 @@ from rollonce.errors import InputError
 from rollonce.rollouts import IntArray
 
 
-def group_codes(batch: Batch, name: str) -> IntArray:
+def task_group_codes(batch: Batch, name: str) -> IntArray:
     """An integer per row, equal within a group (B,).
 
     Raises:
@@ -65,7 +65,7 @@ class Grpo(Baseline):
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The group's mean (B,); advantages ``r - mean``, over the group's deviation where ``scale="group"``."""
-        codes = group_codes(batch, "grpo")
+        codes = task_group_codes(batch, "grpo")
         out = np.empty(len(batch))
         for c in np.unique(codes):
             r = batch.rewards_B[codes == c]
@@ -103,7 +103,7 @@ class Rloo(Baseline):
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mean of the group's others (B,)."""
-        codes = group_codes(batch, "rloo")
+        codes = task_group_codes(batch, "rloo")
         out = np.empty(len(batch))
         for c in np.unique(codes):
             r = batch.rewards_B[codes == c] - batch.rewards_B[codes == c][0]

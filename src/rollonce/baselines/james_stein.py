@@ -10,7 +10,7 @@ import numpy as np
 
 from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
-from rollonce.baselines.groups import group_codes
+from rollonce.baselines.groups import task_group_codes
 from rollonce.baselines.tags import Tags
 from rollonce.component import register
 
@@ -42,7 +42,7 @@ class JamesStein(Baseline):
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The shrunken mean of the group's others (B,)."""
-        codes = group_codes(batch, "james_stein")
+        codes = task_group_codes(batch, "james_stein")
         centre = batch.rewards_B[0] if len(batch) else 0.0
         r = batch.rewards_B - centre
         size, total, squares = np.bincount(codes), np.bincount(codes, r), np.bincount(codes, r * r)

@@ -14,11 +14,11 @@ import numpy as np
 
 from rollonce.baselines.base import LinearSmoother
 from rollonce.baselines.batch import Batch, History, Prediction
-from rollonce.baselines.large import LARGE, large_predict
+from rollonce.baselines.large import LARGE, predict_large_batch
 from rollonce.component import register
 from rollonce.features.column import CategoryColumn
 from rollonce.kernels import Buckets, Kernel, Same, Softmax, Uniform
-from rollonce.kernels.base import BoolArray, normalise
+from rollonce.kernels.base import BoolArray, normalise_log_weights
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -44,18 +44,18 @@ class KernelBaseline(LinearSmoother):
 
     def describe(self) -> str:
         """The kernel and what was done to it."""
-        return self.describe_with(self.kernel.describe())
+        return self.describe_with_settings(self.kernel.describe())
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """``W r`` (B,); for very large batches and windows block by block in float32 (see
         `rollonce.baselines.large`)."""
-        window = self._window_of(history)
+        window = self._history_within_window(history)
         if len(batch) * (len(batch) + len(window)) <= LARGE:
             return super().predict(batch, history)
         tasks = self._batch_with_window(batch, window)
         rewards = np.concatenate([batch.rewards_B, window.rewards_H])
         recency = self.decay ** np.concatenate([np.zeros(len(batch)), window.ages_H]).astype(np.float64)
-        b, saw = large_predict(
+        b, saw = predict_large_batch(
             self.kernel, tasks, n_rows=len(batch), rewards_M=rewards, recency_M=recency, shrinkage=self.shrinkage
         )
         return Prediction.of(batch, np.where(saw, b, self.prior), ~saw)
@@ -63,12 +63,12 @@ class KernelBaseline(LinearSmoother):
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
-        """(K, B, M), see `LinearSmoother.weight_blocks`."""
+        """(K, B, M), see `LinearSmoother.compute_weight_blocks`."""
         rows_KB = columns_KM[:, :n_rows]
         if self.decay == 1:
             return self.kernel.normalised_weights(tasks, rows_KB, columns_KM, visible_KBM)
         log_w = self.kernel.log_weights(tasks, rows_KB, columns_KM, visible_KBM)
-        return normalise(log_w + ages_M * np.log(self.decay), visible_KBM)
+        return normalise_log_weights(log_w + ages_M * np.log(self.decay), visible_KBM)
 
 
 @register
@@ -82,11 +82,11 @@ class LeaveOneOut(LinearSmoother):
     )
 
     def describe(self) -> str:
-        return self.describe_with("LOO mean")
+        return self.describe_with_settings("LOO mean")
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The mean of the others (B,), without a table of weights where that would be large."""
-        window = self._window_of(history)
+        window = self._history_within_window(history)
         if len(batch) * (len(batch) + len(window)) <= LARGE:
             return super().predict(batch, history)
         return KernelBaseline(Uniform(), window=self.window, decay=self.decay).predict(
@@ -97,7 +97,7 @@ class LeaveOneOut(LinearSmoother):
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M): equal, or by recency where there is decay."""
-        return normalise(np.broadcast_to(ages_M * np.log(self.decay), visible_KBM.shape), visible_KBM)
+        return normalise_log_weights(np.broadcast_to(ages_M * np.log(self.decay), visible_KBM.shape), visible_KBM)
 
 
 def published_tfidf(window: int = 0) -> KernelBaseline:
@@ -111,9 +111,9 @@ def published_length_buckets(window: int = 512) -> KernelBaseline:
     return KernelBaseline(Buckets(), window=window)
 
 
-def family_mean(column: str = "family", window: int = 0) -> KernelBaseline:
+def family_mean_baseline(column: str = "family", window: int = 0) -> KernelBaseline:
     """Mean reward of the other rollouts with the same declared column."""
     return KernelBaseline(Same(CategoryColumn(column)), window=window)
 
 
-__all__ = ["KernelBaseline", "LeaveOneOut", "family_mean", "published_length_buckets", "published_tfidf"]
+__all__ = ["KernelBaseline", "LeaveOneOut", "family_mean_baseline", "published_length_buckets", "published_tfidf"]

@@ -6,41 +6,41 @@ from rollonce.features import PromptStatistics, Tfidf
 from rollonce.kernels import Cosine, Exponential, Kernel, Product, Rbf
 
 
-def default_kernels() -> tuple[list[Kernel], list[list[int]]]:
+def make_kernels_and_experts() -> tuple[list[Kernel], list[list[int]]]:
     """The kernels that work on any prompts without labels, and the experts (positions of their kernels)."""
 
-    def char() -> Tfidf:
+    def character_tfidf() -> Tfidf:
         return Tfidf(analyzer="char", ngrams=(2, 5), sublinear=True, max_features=20_000)
 
-    def skeleton() -> Tfidf:
+    def skeleton_tfidf() -> Tfidf:
         return Tfidf(ngrams=(1, 3), sublinear=True, skeleton=True, max_features=20_000)
 
-    def word() -> Tfidf:
+    def single_word_tfidf() -> Tfidf:
         return Tfidf(sublinear=True, max_features=20_000)
 
-    def ranks(l: float) -> Exponential:
+    def kernel_on_ranks(l: float) -> Exponential:
         return Exponential(PromptStatistics(scale="rank"), l, "cityblock")
 
-    def near(a: float) -> Product:
+    def text_and_rank_product(a: float) -> Product:
         text = [
-            Exponential(char(), 1 / (0.7 * a)),
-            Exponential(skeleton(), 1 / (0.15 * a)),
-            Exponential(word(), 1 / (0.15 * a)),
+            Exponential(character_tfidf(), 1 / (0.7 * a)),
+            Exponential(skeleton_tfidf(), 1 / (0.15 * a)),
+            Exponential(single_word_tfidf(), 1 / (0.15 * a)),
         ]
-        return Product([*text, ranks(1 / a)])
+        return Product([*text, kernel_on_ranks(1 / a)])
 
     named: dict[str, Kernel] = {
-        "char": Cosine(char()),
-        "char_near": Exponential(char()),
-        "skeleton": Cosine(skeleton()),
+        "char": Cosine(character_tfidf()),
+        "char_near": Exponential(character_tfidf()),
+        "skeleton": Cosine(skeleton_tfidf()),
         "length": Rbf(PromptStatistics(["characters"]), 1.0),
         "statistics": Rbf(PromptStatistics(), 1.0),
-        "ranks": ranks(1.0),
-        "char_and_ranks": Product([Exponential(char()), ranks(1.0)]),
-        "wide": near(0.4),
-        "middle": near(1.2),
-        "narrow": near(4.0),
-        "word": Cosine(word()),
+        "ranks": kernel_on_ranks(1.0),
+        "char_and_ranks": Product([Exponential(character_tfidf()), kernel_on_ranks(1.0)]),
+        "wide": text_and_rank_product(0.4),
+        "middle": text_and_rank_product(1.2),
+        "narrow": text_and_rank_product(4.0),
+        "word": Cosine(single_word_tfidf()),
     }
     # Words are in each: on long prompts with families by vocabulary, few rewards must suffice to find them.
     experts = [
@@ -54,4 +54,4 @@ def default_kernels() -> tuple[list[Kernel], list[list[int]]]:
     return list(named.values()), [[order.index(k) for k in e] for e in experts]
 
 
-__all__ = ["default_kernels"]
+__all__ = ["make_kernels_and_experts"]

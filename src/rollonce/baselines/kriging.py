@@ -19,12 +19,12 @@ from typing import ClassVar
 import numpy as np
 
 from rollonce.baselines.base import LinearSmoother
-from rollonce.baselines.kriging_solver import kriging_weights, table_is_worth_it, with_noise
+from rollonce.baselines.kriging_solver import add_noise_to_variances, solve_kriging_weights, table_is_worth_it
 from rollonce.baselines.tags import Cost, Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.kernels import Cosine, Kernel, Rbf
-from rollonce.kernels.base import BoolArray, look_up_pairs
+from rollonce.kernels.base import BoolArray, look_up_pair_blocks
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -70,19 +70,19 @@ class Kriging(LinearSmoother):
         return replace(super().tags, cost=Cost.SOLVE)
 
     def describe(self) -> str:
-        return self.describe_with("Kriging")
+        return self.describe_with_settings("Kriging")
 
-    def covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
+    def reward_covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards in units of the within-task variance, noise included."""
         ages_M = np.zeros(columns_KM.shape[1], np.int64) if ages_M is None else ages_M
-        return with_noise(self._covariance_of_means(tasks, columns_KM), self._noise_of_columns(ages_M))
+        return add_noise_to_variances(self._covariance_of_means(tasks, columns_KM), self._noise_of_columns(ages_M))
 
     def _covariance_of_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         n_blocks, n_columns = columns_KM.shape
         c = np.zeros((n_blocks, n_columns, n_columns))
         for kernel, v in zip(self.kernels, self.variances, strict=True):
             if v > 0:
-                c += v * kernel.covariance(tasks, columns_KM, columns_KM)
+                c += v * kernel.compute_covariance(tasks, columns_KM, columns_KM)
         return c
 
     def _noise_of_columns(self, ages_M: IntArray) -> FloatArray:
@@ -92,14 +92,16 @@ class Kriging(LinearSmoother):
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
-        """(K, B, M), see `LinearSmoother.weight_blocks`."""
+        """(K, B, M), see `LinearSmoother.compute_weight_blocks`."""
         table = None
         if table_is_worth_it(tasks, columns_KM):
             table = self._covariance_of_means(tasks, np.arange(len(tasks))[None])[0]
 
-        def covariance(columns_KM: IntArray) -> FloatArray:
+        def covariance_of_columns(columns_KM: IntArray) -> FloatArray:
             if table is None:
                 return self._covariance_of_means(tasks, columns_KM)
-            return look_up_pairs(table, columns_KM, columns_KM)
+            return look_up_pair_blocks(table, columns_KM, columns_KM)
 
-        return kriging_weights(covariance, self._noise_of_columns(ages_M), columns_KM, n_rows, visible_KBM)
+        return solve_kriging_weights(
+            covariance_of_columns, self._noise_of_columns(ages_M), columns_KM, n_rows, visible_KBM
+        )

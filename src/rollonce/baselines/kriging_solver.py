@@ -25,7 +25,7 @@ EXACT_UP_TO = 2048
 _ENTRIES_AT_ONCE = 400_000  # what fits the processor's cache
 
 
-def kriging_weights(
+def solve_kriging_weights(
     covariance: Callable[[IntArray], FloatArray],
     noise_M: FloatArray,
     columns_KM: IntArray,
@@ -48,7 +48,7 @@ def kriging_weights(
     out = np.zeros((n_blocks, n_rows, n_columns))
     if n_columns > max(EXACT_UP_TO, n_rows):
         keep = np.concatenate([np.arange(n_rows), np.arange(n_columns - (EXACT_UP_TO - n_rows), n_columns)])
-        out[:, :, keep] = kriging_weights(
+        out[:, :, keep] = solve_kriging_weights(
             covariance, noise_M[keep], columns_KM[:, keep], n_rows, visible_KBM[:, :, keep]
         )
         return out
@@ -58,13 +58,15 @@ def kriging_weights(
     for start, stop, place_KM in _runs_of_equal_columns(columns_KM, all_alike, chunk):
         visible = visible_KBM[start:stop]
         if place_KM is not None:
-            out[start:stop] = _weights_of_run(covariance, noise_M, columns_KM[start], place_KM, visible)
+            out[start:stop] = _weights_of_block_run(covariance, noise_M, columns_KM[start], place_KM, visible)
         elif n_columns > 4 * n_rows:
             for k in range(start, stop):
-                out[k] = _weights_of_run(covariance, noise_M, columns_KM[k], as_they_are, visible_KBM[k : k + 1])[0]
+                out[k] = _weights_of_block_run(covariance, noise_M, columns_KM[k], as_they_are, visible_KBM[k : k + 1])[
+                    0
+                ]
         else:
-            p = residual_precision(with_noise(covariance(columns_KM[start:stop]), noise_M))
-            out[start:stop] = leave_out_rows(p, n_rows, visible)
+            p = residual_precision(add_noise_to_variances(covariance(columns_KM[start:stop]), noise_M))
+            out[start:stop] = leave_out_weights(p, n_rows, visible)
     return out
 
 
@@ -74,14 +76,14 @@ def table_is_worth_it(tasks: Tasks, columns_KM: IntArray) -> bool:
     return tasks.index_N is None and len(tasks) <= FULL_MATRIX_UP_TO and n_blocks * n_columns**2 > len(tasks) ** 2
 
 
-def with_noise(c_KMM: FloatArray, noise_M: FloatArray) -> FloatArray:
+def add_noise_to_variances(c_KMM: FloatArray, noise_M: FloatArray) -> FloatArray:
     """The covariance with each column's noise added to its variance, in place."""
     at = np.arange(len(noise_M))
     c_KMM[:, at, at] += noise_M
     return c_KMM
 
 
-def _weights_of_run(
+def _weights_of_block_run(
     covariance: Callable[[IntArray], FloatArray],
     noise_M: FloatArray,
     columns_M: IntArray,
@@ -118,10 +120,10 @@ def _weights_of_run(
     needed_U: BoolArray = np.asarray(~visible_RU.all(axis=0))
     needed_U[own_R] = True
     p_nU = _rows_of_precision(
-        with_noise(covariance(columns_M[None, first]), 1 / precision_U)[0], np.flatnonzero(needed_U)
+        add_noise_to_variances(covariance(columns_M[None, first]), 1 / precision_U)[0], np.flatnonzero(needed_U)
     )
     place_of_U = np.cumsum(needed_U) - 1
-    w_RU = _leave_out_hidden(p_nU[None], place_of_U, np.zeros_like(block_R), own_R, ~visible_RU)
+    w_RU = _weights_without_hidden(p_nU[None], place_of_U, np.zeros_like(block_R), own_R, ~visible_RU)
     share_M = precision_M / precision_U[group]
     for k, rows in enumerate(of_block):
         out[k, row_R[rows]] = w_RU[rows].take(group_KM[k], axis=1) * share_M[place_KM[k]]
@@ -148,17 +150,17 @@ def residual_precision(c_KMM: FloatArray) -> FloatArray:
     return inverse - s[:, :, None] * s[:, None, :] / s.sum(axis=1)[:, None, None]
 
 
-def leave_out_rows(p_KMM: FloatArray, n_rows: int, visible_KBM: BoolArray) -> FloatArray:
+def leave_out_weights(p_KMM: FloatArray, n_rows: int, visible_KBM: BoolArray) -> FloatArray:
     """Weights (K, B, M) that predict each of the first B rows' reward from the columns it may see, from residual
     precisions; rows sum to 1, or are 0 where a row sees nothing."""
     out = np.zeros(visible_KBM.shape)
     block_R, own_R = np.nonzero(visible_KBM.any(axis=2))
     hidden_RM = ~visible_KBM[block_R, own_R]
-    out[block_R, own_R] = _leave_out_hidden(p_KMM, np.arange(p_KMM.shape[1]), block_R, own_R, hidden_RM)
+    out[block_R, own_R] = _weights_without_hidden(p_KMM, np.arange(p_KMM.shape[1]), block_R, own_R, hidden_RM)
     return _rows_summing_to_one(out)
 
 
-def _leave_out_hidden(
+def _weights_without_hidden(
     p_KnU: FloatArray, place_of_U: IntArray, block_R: IntArray, own_R: IntArray, hidden_RU: BoolArray
 ) -> FloatArray:
     """Weights (R, U) of rows from their blocks' residual precisions, of which rows ``place_of_U`` are at hand.

@@ -28,7 +28,7 @@ _SPARSE_ROWS = 32
 _COMMON = 1 / 16
 
 
-def large_predict(
+def predict_large_batch(
     kernel: Kernel, tasks: Tasks, *, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray, shrinkage: float
 ) -> tuple[FloatArray, np.ndarray]:
     """``b`` (B,) and whether a row saw anything (B,), for a kernel-weighted mean over batch and window.
@@ -51,35 +51,35 @@ def large_predict(
     )
     if isinstance(kernel, Uniform):
         return plain, plain_below > 0
-    codes = _codes(kernel, tasks)
+    codes = _bucket_or_family_codes(kernel, tasks)
     if codes is not None:
         below = np.bincount(codes, weights=recency_M)[codes[own]] - recency_M[own]
         above = np.bincount(codes, weights=recency_M * rewards_M)[codes[own]] - recency_M[own] * rewards_M[own]
         alone = np.bincount(codes)[codes[own]] == 1
     else:
-        below, above = _blocked_sums(kernel, tasks, n_rows, rewards_M, recency_M)
+        below, above = _weighted_sums_by_block(kernel, tasks, n_rows, rewards_M, recency_M)
         alone = ~(below > 0)
     mean = np.where(alone, plain, np.divide(above, below, out=np.zeros(n_rows), where=below > 0))
     return (1 - shrinkage) * mean + shrinkage * plain, plain_below > 0
 
 
-def _codes(kernel: Kernel, tasks: Tasks) -> IntArray | None:
+def _bucket_or_family_codes(kernel: Kernel, tasks: Tasks) -> IntArray | None:
     """An integer per row, equal within a bucket or family; None for other kernels."""
     if isinstance(kernel, Buckets):
-        value = np.asarray(kernel.feature.transform(tasks))[:, 0]
+        value = np.asarray(kernel.feature.transform_tasks(tasks))[:, 0]
         return np.searchsorted(np.quantile(value, np.arange(1, kernel.n) / kernel.n), value, side="left")
     if isinstance(kernel, Same):
-        return np.unique(np.asarray(kernel.feature.transform(tasks)), axis=0, return_inverse=True)[1].reshape(-1)
+        return np.unique(np.asarray(kernel.feature.transform_tasks(tasks)), axis=0, return_inverse=True)[1].reshape(-1)
     return None
 
 
-def _blocked_sums(
+def _weighted_sums_by_block(
     kernel: Kernel, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """``sum_j w_ij`` and ``sum_j w_ij r_j`` (B,), up to a common factor a row."""
     if isinstance(kernel, Nearest):
-        return _nearest_sums(kernel, tasks, n_rows, rewards_M, recency_M)
-    blocks = _log_weight_blocks(kernel, tasks)
+        return _sums_over_nearest(kernel, tasks, n_rows, rewards_M, recency_M)
+    blocks = _make_log_weight_blocks(kernel, tasks)
     with np.errstate(divide="ignore"):
         log_recency = np.log(recency_M).astype(np.float32)
     # Rewards around their mean, so that float32 sums lose nothing of a large common offset.
@@ -87,10 +87,10 @@ def _blocked_sums(
     right = np.stack([np.ones(len(rewards_M)), rewards_M - centre], axis=1).astype(np.float32)
     decays = bool((recency_M != 1).any())
 
-    def sums(start: int) -> FloatArray:
+    def sums_of_row_block(start: int) -> FloatArray:
         rows = np.arange(start, min(start + blocks.n_rows, n_rows))
         out = np.zeros((len(rows), 2))
-        for columns in blocks.column_slices(len(rewards_M)):
+        for columns in blocks.make_column_slices(len(rewards_M)):
             log_w = blocks(rows, columns)
             if decays:
                 log_w += log_recency[columns]
@@ -102,18 +102,18 @@ def _blocked_sums(
             out += np.exp(log_w, out=log_w) @ right[columns]
         return out
 
-    total = np.concatenate(_over_threads(sums, range(0, n_rows, blocks.n_rows), blocks.threads))
+    total = np.concatenate(_map_over_threads(sums_of_row_block, range(0, n_rows, blocks.n_rows), blocks.threads))
     return total[:, 0], total[:, 1] + total[:, 0] * centre
 
 
-def _over_threads(f: Callable[[int], Any], starts: range, threads: int) -> list[Any]:
+def _map_over_threads(f: Callable[[int], Any], starts: range, threads: int) -> list[Any]:
     if threads == 1:
         return [f(s) for s in starts]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(f, starts))
 
 
-def _threads() -> int:
+def _number_of_threads() -> int:
     """Threads for what runs outside the linear-algebra library: what it was told to use, or two."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(int(told), 8)) if told.isdigit() else 2
@@ -137,54 +137,56 @@ class _Blocks:
         threads: int | None = None,
     ) -> None:
         self.function, self.bounded, self.n_rows = function, bounded, n_rows
-        self.threads = _threads() if threads is None else threads
+        self.threads = _number_of_threads() if threads is None else threads
 
     def __call__(self, rows: IntArray, columns: slice) -> Any:
         return self.function(rows, columns)
 
-    def column_slices(self, n: int) -> list[slice]:
+    def make_column_slices(self, n: int) -> list[slice]:
         """Slices that stay in cache where columns can come in slices; else everything at once."""
         return [slice(c, min(c + _COLUMNS, n)) for c in range(0, n, _COLUMNS)] if self.bounded else [slice(0, n)]
 
 
-def _log_weight_blocks(kernel: Kernel, tasks: Tasks) -> _Blocks:
+def _make_log_weight_blocks(kernel: Kernel, tasks: Tasks) -> _Blocks:
     if isinstance(kernel, Softmax) and kernel.temperature >= 1e-3:
-        matrix = kernel.feature.transform(tasks)
-        inner = _inner(matrix, 1 / kernel.temperature)
+        matrix = kernel.feature.transform_tasks(tasks)
+        inner = _make_inner_products(matrix, 1 / kernel.temperature)
         if isinstance(matrix, SparseRows):  # rows of unit length: log weights lie in [0, 1 / T]
             return _Blocks(inner, bounded=False, n_rows=_SPARSE_ROWS)
         bound = float(np.einsum("nd,nd->n", matrix, matrix).max()) / kernel.temperature
         return _Blocks(inner, bounded=bound <= 40, threads=1)
     if isinstance(kernel, Rbf):
-        matrix = kernel.feature.transform(tasks)
+        matrix = kernel.feature.transform_tasks(tasks)
         if isinstance(matrix, np.ndarray) and matrix.shape[1] == 1:
             x = ((matrix[:, 0] - matrix.mean()) / (np.sqrt(2) * kernel.length_scale)).astype(np.float32)
 
-            def one_number(rows: IntArray, columns: slice) -> Any:
+            def single_number_log_weights(rows: IntArray, columns: slice) -> Any:
                 d = np.subtract.outer(x[rows], x[columns])
                 d *= d
                 return np.negative(d, out=d)
 
-            return _Blocks(one_number, bounded=False, n_rows=_SPARSE_ROWS)
-        half, inner = _half_squares(matrix, 1 / (2 * kernel.length_scale**2))
+            return _Blocks(single_number_log_weights, bounded=False, n_rows=_SPARSE_ROWS)
+        half, inner = _squares_and_products(matrix, 1 / (2 * kernel.length_scale**2))
 
-        def rbf(rows: IntArray, columns: slice) -> Any:
+        def rbf_log_weights(rows: IntArray, columns: slice) -> Any:
             block = inner(rows, columns)
             block -= half[columns]
             block -= half[rows][:, None]
             return np.minimum(block, 0, out=block)
 
-        return _Blocks(rbf, bounded=False, threads=1)
+        return _Blocks(rbf_log_weights, bounded=False, threads=1)
     everything = np.arange(len(tasks))[None]
 
-    def any_kernel(rows: IntArray, columns: slice) -> Any:
+    def kernel_log_weights(rows: IntArray, columns: slice) -> Any:
         visible = rows[None, :, None] != everything[:, None, columns]
         return kernel.log_weights(tasks, rows[None], everything[:, columns], visible)[0].astype(np.float32)
 
-    return _Blocks(any_kernel, bounded=False)
+    return _Blocks(kernel_log_weights, bounded=False)
 
 
-def _half_squares(matrix: FloatArray | SparseRows, scale: float) -> tuple[Any, Callable[[IntArray, slice], Any]]:
+def _squares_and_products(
+    matrix: FloatArray | SparseRows, scale: float
+) -> tuple[Any, Callable[[IntArray, slice], Any]]:
     """``scale |x|^2`` (M,) and a function for ``2 scale x y'``, in float32; dense features are centred first, which
     loses fewer digits."""
     if isinstance(matrix, SparseRows):
@@ -193,14 +195,14 @@ def _half_squares(matrix: FloatArray | SparseRows, scale: float) -> tuple[Any, C
     else:
         dense: FloatArray = matrix - matrix.mean(axis=0)
         matrix, squares = dense, (dense**2).sum(axis=1)
-    return (squares * scale).astype(np.float32), _inner(matrix, 2 * scale)
+    return (squares * scale).astype(np.float32), _make_inner_products(matrix, 2 * scale)
 
 
-def _nearest_sums(
+def _sums_over_nearest(
     kernel: Nearest, tasks: Tasks, n_rows: int, rewards_M: FloatArray, recency_M: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Sums over the k nearest (ties with the k-th included, to 1e-5 of the distance)."""
-    matrix = kernel.feature.transform(tasks)
+    matrix = kernel.feature.transform_tasks(tasks)
     n, k, width = len(rewards_M), kernel.k, 64
     rows_at_once = _SPARSE_ROWS
     if isinstance(
@@ -216,21 +218,21 @@ def _nearest_sums(
         left[:, -1] = 1
         n, rows_at_once = n + extra, _ROWS
 
-        def closeness(rows: IntArray) -> Any:
+        def closeness_to_columns(rows: IntArray) -> Any:
             return left[rows] @ right_t
     else:
-        half, inner = _half_squares(matrix, 0.5)
+        half, inner = _squares_and_products(matrix, 0.5)
 
-        def closeness(rows: IntArray) -> Any:
+        def closeness_to_columns(rows: IntArray) -> Any:
             block = inner(rows, slice(0, n))
             block -= half
             return block
 
     whole = n // width * width
 
-    def sums(start: int) -> FloatArray:
+    def sums_of_row_block(start: int) -> FloatArray:
         rows = np.arange(start, min(start + rows_at_once, n_rows))
-        block = closeness(rows)
+        block = closeness_to_columns(rows)
         block[np.arange(len(rows)), rows] = -np.inf
         # The k largest lie in the k groups of columns with the largest maxima (and the ragged rest): no need to sort
         # 70,000 numbers. Column c is member c // n_groups of group c % n_groups: maxima over members then run along
@@ -256,12 +258,16 @@ def _nearest_sums(
         )
 
     total = np.concatenate(
-        _over_threads(sums, range(0, n_rows, rows_at_once), _threads() if isinstance(matrix, SparseRows) else 1)
+        _map_over_threads(
+            sums_of_row_block,
+            range(0, n_rows, rows_at_once),
+            _number_of_threads() if isinstance(matrix, SparseRows) else 1,
+        )
     )
     return total[:, 0], total[:, 1]
 
 
-def _inner(matrix: FloatArray | SparseRows, scale: float) -> Callable[[IntArray, slice], Any]:
+def _make_inner_products(matrix: FloatArray | SparseRows, scale: float) -> Callable[[IntArray, slice], Any]:
     """A function from rows and columns to ``scale * x_rows @ x_columns.T`` in float32 (sparse ones: all columns at
     once)."""
     if not isinstance(matrix, SparseRows):
@@ -284,20 +290,20 @@ def _inner(matrix: FloatArray | SparseRows, scale: float) -> Callable[[IntArray,
     order = np.argsort(term_rest, kind="stable")
     postings = np.concatenate([[0], np.cumsum(np.bincount(term_rest, minlength=matrix.n_columns))])
     posted_row, posted_data = row_rest[order], data_rest[order]
-    add = _scatter()
+    add = _choose_rare_term_loop()
 
-    def blocks(rows: IntArray, columns: slice) -> Any:
+    def sparse_inner_products(rows: IntArray, columns: slice) -> Any:
         out = dense[rows] @ dense_t if len(common) else np.zeros((len(rows), n), dtype=np.float32)
         add(out, rows, indptr, term_rest, data_rest, postings, posted_row, posted_data)
         return out
 
-    return blocks
+    return sparse_inner_products
 
 
 _compiled: Callable[..., None] | None = None
 
 
-def _add_rare_terms(
+def _add_rare_term_products(
     out: Any, rows: Any, indptr: Any, terms: Any, data: Any, postings: Any, posted_row: Any, posted_data: Any
 ) -> None:
     for i in range(len(rows)):
@@ -307,7 +313,7 @@ def _add_rare_terms(
                 out[i, posted_row[p]] += x * posted_data[p]
 
 
-def _add_rare_terms_numpy(
+def _add_rare_term_products_numpy(
     out: Any, rows: Any, indptr: Any, terms: Any, data: Any, postings: Any, posted_row: Any, posted_data: Any
 ) -> None:
     for i, r in enumerate(rows):
@@ -316,14 +322,14 @@ def _add_rare_terms_numpy(
             out[i, posted_row[at]] += data[a] * posted_data[at]  # a term is in a row once, so no index comes twice
 
 
-def _scatter() -> Callable[..., None]:
+def _choose_rare_term_loop() -> Callable[..., None]:
     """The inner loop, compiled where numba is installed (as rollonce's own environment is; a trainer's may not be)."""
     global _compiled
     if _compiled is None:
         try:
             from numba import njit
 
-            _compiled = njit(_add_rare_terms, fastmath=True, nogil=True)
+            _compiled = njit(_add_rare_term_products, fastmath=True, nogil=True)
         except ImportError:
-            _compiled = _add_rare_terms_numpy
+            _compiled = _add_rare_term_products_numpy
     return _compiled

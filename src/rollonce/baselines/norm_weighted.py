@@ -33,7 +33,7 @@ from rollonce.baselines.large import LARGE
 from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.features.base import as_tasks
+from rollonce.features.base import tasks_from_prompts
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
@@ -117,9 +117,9 @@ class NormWeighted(Baseline):
         return self.smoother.history
 
     @property
-    def slope(self) -> float:
+    def surprisal_slope(self) -> float:
         """Change of ``log S`` with the reward in use (nats per unit of reward); 0 before anything was learned."""
-        return self._slope_of(self._rewards_H, self._log_probs_H)
+        return self._fit_or_given_slope(self._rewards_H, self._log_probs_H)
 
     # ------------------------------------------------------------------ what is learned
 
@@ -140,7 +140,7 @@ class NormWeighted(Baseline):
         Raises:
             InputError: if the numbers differ.
         """
-        tasks = as_tasks(tasks)
+        tasks = tasks_from_prompts(tasks)
         learn = getattr(self.smoother, "fit_rewards", None)
         if learn is not None:
             learn(tasks, rewards)
@@ -152,14 +152,14 @@ class NormWeighted(Baseline):
                     f"{y.shape} and {known.shape}"
                 )
             used = np.isfinite(known)
-            self._given_slope = fit_slope(y[used], known[used]) if used.sum() >= self.min_rows else None
+            self._given_slope = fit_surprisal_slope(y[used], known[used]) if used.sum() >= self.min_rows else None
         return self
 
-    def _slope_of(self, rewards_H: FloatArray, log_probs_H: FloatArray | None) -> float:
+    def _fit_or_given_slope(self, rewards_H: FloatArray, log_probs_H: FloatArray | None) -> float:
         if log_probs_H is not None:
             at = np.flatnonzero(np.isfinite(log_probs_H))[-self.learn_rows :]
             if len(at) >= self.min_rows:
-                return fit_slope(rewards_H[at], log_probs_H[at])
+                return fit_surprisal_slope(rewards_H[at], log_probs_H[at])
         return self._given_slope or 0.0
 
     def observe(self, batch: Batch) -> None:
@@ -178,45 +178,47 @@ class NormWeighted(Baseline):
         """``b`` (B,); the declared prior where a row sees nothing. With a history given that has
         log-probabilities the slope is fitted on it."""
         if history is None:
-            slope, past_H = self.slope, self.smoother.history.last(self.window).rewards_H
+            slope, past_H = self.surprisal_slope, self.smoother.history.keep_newest_rows(self.window).rewards_H
         else:
             known = history.log_probs_H is not None
-            slope = self._slope_of(history.rewards_H, history.log_probs_H) if known else self.slope
-            past_H = history.last(self.window).rewards_H
+            slope = self._fit_or_given_slope(history.rewards_H, history.log_probs_H) if known else self.surprisal_slope
+            past_H = history.keep_newest_rows(self.window).rewards_H
         if not slope:
             return self.smoother.predict(batch, history)
         rewards_M = np.concatenate([batch.rewards_B, past_H])
         if isinstance(self.smoother, KernelBaseline | LeaveOneOut) and len(batch) * len(rewards_M) > LARGE:
-            return self._predict_large(batch, history, rewards_M, self.exponent * slope)
+            return self._predict_large_batch(batch, history, rewards_M, self.exponent * slope)
         w_BM = self.smoother.weights(batch, history)
-        b_B = tilted_means(w_BM[None], rewards_M[None], self.exponent * slope)[0]
+        b_B = tilted_weighted_means(w_BM[None], rewards_M[None], self.exponent * slope)[0]
         nothing_B: BoolArray = ~np.asarray(w_BM.any(axis=1))
         return Prediction.of(batch, np.where(nothing_B, self.prior, b_B), nothing_B)
 
-    def _predict_large(self, batch: Batch, history: History | None, rewards_M: FloatArray, tilt: float) -> Prediction:
+    def _predict_large_batch(
+        self, batch: Batch, history: History | None, rewards_M: FloatArray, tilt: float
+    ) -> Prediction:
         """Without the table of weights: the smoother's own means of ``m (r - lowest)`` and of ``m``."""
-        m_1M, low_11 = norm_weights(rewards_M[None], tilt)
+        m_1M, low_11 = norm_weights_of_rewards(rewards_M[None], tilt)
         m_M, low = m_1M[0], float(low_11[0, 0])
-        past = (self.smoother.history if history is None else history).last(self.window)
+        past = (self.smoother.history if history is None else history).keep_newest_rows(self.window)
 
-        def mean_of(values_M: FloatArray) -> Prediction:
+        def smoothed_mean_of(values_M: FloatArray) -> Prediction:
             n = len(batch)
             return self.smoother.predict(replace(batch, rewards_B=values_M[:n]), replace(past, rewards_H=values_M[n:]))
 
-        above, below = mean_of(m_M * (rewards_M - low)), mean_of(m_M)
+        above, below = smoothed_mean_of(m_M * (rewards_M - low)), smoothed_mean_of(m_M)
         nothing_B = below.only_prior_B
         b_B = low + above.baseline_B / np.where(nothing_B, 1.0, below.baseline_B)
         return Prediction.of(batch, np.where(nothing_B, self.prior, b_B), nothing_B)
 
-    def weight_blocks(
+    def compute_weight_blocks(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
-        """The smoother's weights before any norms, see `LinearSmoother.weight_blocks`."""
-        return self.smoother.weight_blocks(tasks, columns_KM, n_rows, visible_KBM, ages_M)
+        """The smoother's weights before any norms, see `LinearSmoother.compute_weight_blocks`."""
+        return self.smoother.compute_weight_blocks(tasks, columns_KM, n_rows, visible_KBM, ages_M)
 
-    def weighted_means(self, w_KBM: FloatArray, rewards_KM: FloatArray) -> FloatArray:
-        """``b`` (K, B) from weights of the smoother and rewards; see `LinearSmoother.weighted_means`."""
-        return tilted_means(w_KBM, rewards_KM, self.exponent * self.slope)
+    def baselines_from_weights(self, w_KBM: FloatArray, rewards_KM: FloatArray) -> FloatArray:
+        """``b`` (K, B) from weights of the smoother and rewards; see `LinearSmoother.baselines_from_weights`."""
+        return tilted_weighted_means(w_KBM, rewards_KM, self.exponent * self.surprisal_slope)
 
     # ------------------------------------------------------------------ state
 
@@ -242,7 +244,7 @@ class NormWeighted(Baseline):
         self._log_probs_H = np.zeros(0) if known is None else known
 
 
-def fit_slope(rewards_H: FloatArray, log_probs_H: FloatArray) -> float:
+def fit_surprisal_slope(rewards_H: FloatArray, log_probs_H: FloatArray) -> float:
     """Least-squares slope of ``log S`` on the reward, times ``max(0, 1 - se^2 / slope^2)`` (James-Stein, positive
     part): where there is nothing but noise it is mostly 0.
 
@@ -262,7 +264,7 @@ def fit_slope(rewards_H: FloatArray, log_probs_H: FloatArray) -> float:
     return slope * max(0.0, 1 - variance / slope**2) if slope else 0.0
 
 
-def tilted_means(w_KBM: FloatArray, rewards_KM: FloatArray, tilt: float) -> FloatArray:
+def tilted_weighted_means(w_KBM: FloatArray, rewards_KM: FloatArray, tilt: float) -> FloatArray:
     """``sum_j w_ij m_j r_j / sum_j w_ij m_j`` (K, B) with ``log m_j = tilt * r_j``.
 
     Weights may be negative (Kriging): the denominator is kept between the smallest and the largest ``m``, and the
@@ -276,7 +278,7 @@ def tilted_means(w_KBM: FloatArray, rewards_KM: FloatArray, tilt: float) -> Floa
     plain_KB = np.einsum("kbm,km->kb", w_KBM, rewards_KM)
     if not tilt or not rewards_KM.shape[1]:
         return plain_KB
-    m_KM, low_K1 = norm_weights(rewards_KM, tilt)
+    m_KM, low_K1 = norm_weights_of_rewards(rewards_KM, tilt)
     high_K1 = rewards_KM.max(axis=1, keepdims=True)
     below_KB = np.einsum("kbm,km->kb", w_KBM, m_KM)
     below_KB = np.clip(below_KB, m_KM.min(axis=1, keepdims=True), m_KM.max(axis=1, keepdims=True))
@@ -286,11 +288,11 @@ def tilted_means(w_KBM: FloatArray, rewards_KM: FloatArray, tilt: float) -> Floa
     return np.clip(plain_KB + moved_KB, np.minimum(low_K1, plain_KB), np.maximum(high_K1, plain_KB))
 
 
-def norm_weights(rewards_KM: FloatArray, tilt: float) -> tuple[FloatArray, FloatArray]:
+def norm_weights_of_rewards(rewards_KM: FloatArray, tilt: float) -> tuple[FloatArray, FloatArray]:
     """``m = exp(tilt (r - lowest))`` with the tilt limited by `MOST_TILT` (K, M), and the lowest rewards (K, 1)."""
     low_K1, high_K1 = rewards_KM.min(axis=1, keepdims=True), rewards_KM.max(axis=1, keepdims=True)
     tilt_K1 = np.clip(tilt * (high_K1 - low_K1), -MOST_TILT, MOST_TILT)
     return np.exp(tilt_K1 * (rewards_KM - low_K1) / np.maximum(high_K1 - low_K1, 1e-300)), low_K1
 
 
-__all__ = ["NormWeighted", "fit_slope", "norm_weights", "tilted_means"]
+__all__ = ["NormWeighted", "fit_surprisal_slope", "norm_weights_of_rewards", "tilted_weighted_means"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
-from rollonce.baselines.groups import group_codes
+from rollonce.baselines.groups import task_group_codes
 from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
@@ -72,7 +72,7 @@ class Opo(Baseline):
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """The weighted mean (B,); the prior for a batch of one."""
         n = len(batch)
-        codes = group_codes(batch, "opo") if self.over == "group" else np.zeros(n, np.int64)
+        codes = task_group_codes(batch, "opo") if self.over == "group" else np.zeros(n, np.int64)
         lengths_B = np.full(n, np.nan) if batch.response_lengths_B is None else batch.response_lengths_B
         out, nothing_B = np.full(n, self.prior), np.zeros(n, dtype=bool)
         for c in np.unique(codes):
@@ -81,11 +81,11 @@ class Opo(Baseline):
                 nothing_B[at] = True
                 continue
             centre = batch.rewards_B[at[0]]
-            out[at] = centre + _weighted_means(batch.rewards_B[at] - centre, lengths_B[at], self.own)
+            out[at] = centre + _length_weighted_means(batch.rewards_B[at] - centre, lengths_B[at], self.own)
         return Prediction.of(batch, out, nothing_B)
 
 
-def _weighted_means(rewards_G: FloatArray, lengths_G: FloatArray, own: bool) -> FloatArray:
+def _length_weighted_means(rewards_G: FloatArray, lengths_G: FloatArray, own: bool) -> FloatArray:
     """Of each row's visible rows, by length where one of them has one (G,)."""
     visible_GG = np.ones((len(rewards_G), len(rewards_G))) - (0.0 if own else np.eye(len(rewards_G)))
     w_GG = visible_GG * np.nan_to_num(lengths_G)

@@ -16,14 +16,14 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
-from rollonce.arrays import float_array
+from rollonce.arrays import as_float64_array
 from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, History, Prediction
 from rollonce.baselines.kernel import KernelBaseline
 from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.importing import import_object, name_of_object
+from rollonce.importing import import_name_of_object, import_named_object
 from rollonce.kernels.base import Kernel
 
 GROUP = "rollonce.baselines"
@@ -52,10 +52,10 @@ class FunctionBaseline(Baseline):
 
     def __post_init__(self) -> None:
         if isinstance(self.function, str):
-            self.function = import_object(self.function)
+            self.function = import_named_object(self.function)
         if not callable(self.function):
             raise InputError(f"a function was expected, not {str(self.function)[:80]!r}")
-        self._arguments = self._arguments_of(self.function)
+        self._arguments = self._arguments_to_pass(self.function)
 
     @property
     def tags(self) -> Tags:
@@ -71,7 +71,7 @@ class FunctionBaseline(Baseline):
         Raises:
             InputError: for one without a name to import it by.
         """
-        name = name_of_object(self.function)
+        name = import_name_of_object(self.function)
         if name is None:
             raise InputError(
                 f"{self.describe()} cannot be saved: a file names a function as module:name, so it has to be in a "
@@ -85,11 +85,11 @@ class FunctionBaseline(Baseline):
         Raises:
             InputError: if that is not B numbers.
         """
-        known = self._known(batch)
+        known = self._arguments_by_name(batch)
         positional = [known[what] for name, what in self._arguments if not name]
         out = self.function(*positional, **{name: known[what] for name, what in self._arguments if name})
         try:
-            b = float_array(out)
+            b = as_float64_array(out)
         except (TypeError, ValueError):
             raise InputError(f"{self.label} returned {type(out).__name__} that is not {len(batch)} numbers") from None
         if b.shape != (len(batch),):
@@ -99,7 +99,7 @@ class FunctionBaseline(Baseline):
             )
         return Prediction.of(batch, b)
 
-    def _known(self, batch: Batch) -> dict[str, Any]:
+    def _arguments_by_name(self, batch: Batch) -> dict[str, Any]:
         """What the function may ask for, by name; arrays are copies."""
         rewards = batch.rewards_B.copy()
         log_probs = None if batch.log_probs_B is None else batch.log_probs_B.copy()
@@ -112,7 +112,7 @@ class FunctionBaseline(Baseline):
         }
 
     @classmethod
-    def _arguments_of(cls, function: Callable[..., Any]) -> list[tuple[str, str]]:
+    def _arguments_to_pass(cls, function: Callable[..., Any]) -> list[tuple[str, str]]:
         """(keyword or "" for by position, what to pass) of each argument."""
         try:
             parameters = list(inspect.signature(function).parameters.values())
@@ -140,7 +140,9 @@ class FunctionBaseline(Baseline):
         )
 
 
-def baseline_of_object(value: Any, name: str = "", of_function: type[FunctionBaseline] = FunctionBaseline) -> Baseline:
+def baseline_from_object(
+    value: Any, name: str = "", of_function: type[FunctionBaseline] = FunctionBaseline
+) -> Baseline:
     """A baseline from what a user has: a `Baseline` or a `Kernel`, a class of one, a function without arguments that
     makes one, or a plain function (`FunctionBaseline`).
 
@@ -159,7 +161,7 @@ def baseline_of_object(value: Any, name: str = "", of_function: type[FunctionBas
         except TypeError as error:
             raise InputError(f"{name} cannot be made without arguments ({error}); give its settings defaults") from None
     elif callable(value) and not isinstance(value, Baseline | Kernel):
-        if not _takes_nothing(value):
+        if not _takes_no_arguments(value):
             return of_function(value)
         made = value()
         if not isinstance(made, Baseline | Kernel):
@@ -169,18 +171,18 @@ def baseline_of_object(value: Any, name: str = "", of_function: type[FunctionBas
         value = KernelBaseline(value)
     if not isinstance(value, Baseline):
         raise InputError(
-            f"{name} is {_a(type(value).__name__)}; a baseline, a kernel, a class of one or a function is needed"
+            f"{name} is {_with_indefinite_article(type(value).__name__)}; a baseline, a kernel, a class of one or a function is needed"
         )
     return value
 
 
 def imported_baseline(name: str) -> Baseline:
-    """The baseline that ``module:name`` names, see `baseline_of_object`.
+    """The baseline that ``module:name`` names, see `baseline_from_object`.
 
     Raises:
         InputError: if it cannot be imported, or is no baseline.
     """
-    return baseline_of_object(import_object(name), name)
+    return baseline_from_object(import_named_object(name), name)
 
 
 @cache
@@ -189,7 +191,7 @@ def offered_baselines() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
 
 
-def offered_baseline(name: str) -> Baseline:
+def load_offered_baseline(name: str) -> Baseline:
     """A baseline that an installed package offers.
 
     Raises:
@@ -204,11 +206,11 @@ def offered_baseline(name: str) -> Baseline:
         raise InputError(f"the baseline {name!r} that {package} offers: {error.message}") from None
 
 
-def _a(noun: str) -> str:
+def _with_indefinite_article(noun: str) -> str:
     return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
 
 
-def _takes_nothing(function: Callable[..., Any]) -> bool:
+def _takes_no_arguments(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -14,7 +14,7 @@ from rollonce.baselines.tags import Tags
 from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
-from rollonce.rounding import rewards_are_equal, rounding_size
+from rollonce.rounding import estimate_rounding_size, rewards_are_equal
 
 
 @register
@@ -91,7 +91,7 @@ class FlashReinforce(Baseline):
     def twin(self) -> Baseline:
         return LeaveOneOut()
 
-    def twin_factor(self, batch: Batch) -> float:
+    def twin_advantage_factor(self, batch: Batch) -> float:
         """Its advantage over the twin's: ``(B - 1) / B``."""
         return (len(batch) - 1) / len(batch)
 
@@ -119,7 +119,7 @@ class ReinforcePlusPlus(FlashReinforce):
         centred = super().predict(batch, history)
         return replace(centred, advantages_B=scale_by_std(centred.advantages_B, batch.rewards_B))
 
-    def twin_factor(self, batch: Batch) -> float:
+    def twin_advantage_factor(self, batch: Batch) -> float:
         """``(B - 1) / (B * std_B)``."""
         std = float(batch.rewards_B.std())
         return (len(batch) - 1) / len(batch) / std if not rewards_are_equal(batch.rewards_B) else 0.0
@@ -130,6 +130,6 @@ def scale_by_std(advantages: FloatArray, rewards: FloatArray, spread_of: FloatAr
     and no more."""
     values = rewards if spread_of is None else spread_of
     std = float(values.std()) if len(values) else 0.0
-    if std <= max(1e-8 * max(1.0, float(np.abs(values).max(initial=0.0))), rounding_size(rewards)):
+    if std <= max(1e-8 * max(1.0, float(np.abs(values).max(initial=0.0))), estimate_rounding_size(rewards)):
         return np.zeros_like(advantages)
     return advantages / std

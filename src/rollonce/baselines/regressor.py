@@ -16,7 +16,14 @@ from rollonce.baselines.tags import Cost, Tags
 from rollonce.component import register
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.features import Feature, LogLength, SparseRows, Tfidf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, full_table, look_up_pairs, normalise, similarity
+from rollonce.kernels.base import (
+    FULL_MATRIX_UP_TO,
+    BoolArray,
+    full_pairwise_table,
+    look_up_pair_blocks,
+    normalise_log_weights,
+    pairwise_similarity,
+)
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 _ENTRIES_AT_ONCE = 400_000  # what fits the processor's cache
@@ -58,7 +65,7 @@ class Ridge(LinearSmoother):
         return Tags(windowed=True, needs_history=True, neutral=False, cost=Cost.SOLVE)
 
     def describe(self) -> str:
-        return self.describe_with("ridge critic")
+        return self.describe_with_settings("ridge critic")
 
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
@@ -67,7 +74,7 @@ class Ridge(LinearSmoother):
         n_blocks, n_columns = columns_KM.shape
         past = n_columns - n_rows
         if past == 0:
-            return normalise(np.zeros(visible_KBM.shape), visible_KBM)
+            return normalise_log_weights(np.zeros(visible_KBM.shape), visible_KBM)
         out = np.zeros(visible_KBM.shape)
         ages = ages_M[n_rows:] - ages_M[n_rows:].min()
         recency = np.exp(np.maximum(ages * np.log(self.decay), np.log(1e-12)))
@@ -85,7 +92,7 @@ class Ridge(LinearSmoother):
                 w = np.divide(w, total, out=np.zeros_like(w), where=~alone)
                 if alone.any():
                     own = visible_KBM[part, :, :n_rows]
-                    out[part, :, :n_rows] = np.where(alone, normalise(np.zeros(own.shape), own), 0.0)
+                    out[part, :, :n_rows] = np.where(alone, normalise_log_weights(np.zeros(own.shape), own), 0.0)
             out[part, :, n_rows:] = w
         return out
 
@@ -94,11 +101,11 @@ class Ridge(LinearSmoother):
     ) -> FloatArray:
         """Weights (K, B, H) of the window's rows. The centring by ``I - 1 share'`` is done by its rank of one."""
         if len(tasks) <= FULL_MATRIX_UP_TO:
-            table = np.sum([full_table(feature, tasks) for feature in self.features], axis=0)
-            gram, cross = (look_up_pairs(table, rows, columns_KH) for rows in (columns_KH, rows_KB))
+            table = np.sum([full_pairwise_table(feature, tasks) for feature in self.features], axis=0)
+            gram, cross = (look_up_pair_blocks(table, rows, columns_KH) for rows in (columns_KH, rows_KB))
         else:
             gram, cross = (
-                np.sum([similarity(feature, tasks, rows, columns_KH) for feature in self.features], axis=0)
+                np.sum([pairwise_similarity(feature, tasks, rows, columns_KH) for feature in self.features], axis=0)
                 for rows in (columns_KH, rows_KB)
             )
         mean_KH = gram @ share_H
@@ -180,19 +187,19 @@ class BoostedTrees(Baseline):
             raise MissingExtraError("the boosted-trees critic", "scikit-learn", "trees")
         super().fit_tasks(tasks)
 
-    def _train_trees(self, history: History) -> tuple | None:
+    def _train_boosted_trees(self, history: History) -> tuple | None:
         if len(history) < self.min_rows:
             return None
         blocks, projections = [], []
         for feature in self.features:
-            matrix = feature.transform(history.tasks)
+            matrix = feature.transform_tasks(history.tasks)
             projection = None
             if isinstance(matrix, SparseRows):
                 projection = _principal_components(matrix, self.components)
-                matrix = matrix.dot_transposed(projection[0]) @ projection[1]
+                matrix = matrix.dot_with_transposed(projection[0]) @ projection[1]
             blocks.append(matrix)
             projections.append(projection)
-        model = _histogram_boosting()(
+        model = _import_histogram_boosting()(
             max_iter=self.iterations,
             learning_rate=self.learning_rate,
             max_leaf_nodes=self.max_leaf_nodes,
@@ -200,14 +207,14 @@ class BoostedTrees(Baseline):
             early_stopping=False,  # pyright: ignore[reportArgumentType]
             random_state=self.seed,
         )
-        with _one_thread():
+        with _limit_to_one_thread():
             model.fit(np.hstack(blocks), history.rewards_H)
         return model, projections
 
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,). With ``history`` given, trees are fitted on it for this call."""
-        rows = self.history if history is None else history.last(self.window)
-        fitted = self._fitted if history is None else self._train_trees(rows)
+        rows = self.history if history is None else history.keep_newest_rows(self.window)
+        fitted = self._fitted if history is None else self._train_boosted_trees(rows)
         if fitted is None:
             mean = rows.rewards_H.mean() if len(rows) else self.prior
             return Prediction.of(batch, np.full(len(batch), mean), np.full(len(batch), len(rows) == 0))
@@ -216,12 +223,12 @@ class BoostedTrees(Baseline):
         model, projections = fitted
         blocks = []
         for feature, projection in zip(self.features, projections, strict=True):
-            matrix = feature.transform(batch.tasks)
+            matrix = feature.transform_tasks(batch.tasks)
             if projection is not None:
                 assert isinstance(matrix, SparseRows)
-                matrix = matrix.dot_transposed(projection[0]) @ projection[1]
+                matrix = matrix.dot_with_transposed(projection[0]) @ projection[1]
             blocks.append(matrix)
-        with _one_thread():
+        with _limit_to_one_thread():
             return Prediction.of(batch, np.asarray(model.predict(np.hstack(blocks)), dtype=np.float64))
 
     def observe(self, batch: Batch) -> None:
@@ -229,11 +236,11 @@ class BoostedTrees(Baseline):
 
         Old rows are dropped at a refit only, so that the rows the trees were fitted on are still there to be saved.
         """
-        self._history = self.history.append(batch)
+        self._history = self.history.with_batch_appended(batch)
         self._steps_behind += 1
         if self._fitted is None or self._steps_behind >= self.refit_every:
-            self._history = self.history.last(self.window)
-            self._fitted = self._train_trees(self.history)
+            self._history = self.history.keep_newest_rows(self.window)
+            self._fitted = self._train_boosted_trees(self.history)
             self._steps_behind = 0
 
     def own_state(self) -> dict:
@@ -245,10 +252,10 @@ class BoostedTrees(Baseline):
         super().load_own_state(state)
         self._steps_behind = int(state.get("steps_behind", 0))
         at = np.flatnonzero(self.history.ages_H > self._steps_behind)
-        self._fitted = self._train_trees(self.history.take(at))
+        self._fitted = self._train_boosted_trees(self.history.rows_at_positions(at))
 
 
-def _histogram_boosting() -> Any:
+def _import_histogram_boosting() -> Any:
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
     except ImportError:
@@ -257,22 +264,22 @@ def _histogram_boosting() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _openmp_threads() -> Any:
+def _openmp_thread_controller() -> Any:
     from threadpoolctl import ThreadpoolController  # comes with scikit-learn
 
     return ThreadpoolController()
 
 
-def _one_thread() -> Any:
+def _limit_to_one_thread() -> Any:
     """A few thousand rows are fitted faster by one thread than by many that wait for each other, fifty times so on a
     busy machine."""
-    return _openmp_threads().limit(limits=1, user_api="openmp")
+    return _openmp_thread_controller().limit(limits=1, user_api="openmp")
 
 
 def _principal_components(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
     """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components
     (uncentred)."""
-    gram = matrix.dot_transposed(matrix)
+    gram = matrix.dot_with_transposed(matrix)
     values, vectors = np.linalg.eigh(gram)
     # Beyond the matrix's rank an eigenvector is rounding noise, which the trees would split on: differently for each
     # order of rows.

@@ -15,7 +15,7 @@ from rollonce.kernels.base import Kernel
 from rollonce.rollouts import Tasks
 
 
-def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
+def fit_features_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
     """Fit the kernels' features on prompts; of features with equal settings one is fitted and the others take over what
     it learned.
 
@@ -29,14 +29,14 @@ def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
         fine = True
         while parts:
             part = parts.pop()
-            parts.extend(part.children().values())
+            parts.extend(part.nested_components().values())
             if not isinstance(part, Feature):
                 continue
             name = json.dumps(part.config(), sort_keys=True)
             if name not in fitted:
                 try:
                     fitted[name] = part.fit(tasks)
-                    _ = part.key
+                    _ = part.matrix_cache_key
                 except InputError:
                     if not isinstance(part, Tfidf):
                         raise
@@ -50,31 +50,33 @@ def fit_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
     return usable
 
 
-def pool(state: dict[str, Any]) -> dict[str, Any]:
+def pool_equal_states(state: dict[str, Any]) -> dict[str, Any]:
     """The state with equal states of parts written once, under ``pool``; `unpool` undoes it."""
     kept: dict[str, Any] = {}
 
-    def walk(part: dict[str, Any]) -> dict[str, Any]:
+    def pool_part_of_state(part: dict[str, Any]) -> dict[str, Any]:
         if "children" in part:
-            return part | {"children": {name: walk(child) for name, child in part["children"].items()}}
+            return part | {"children": {name: pool_part_of_state(child) for name, child in part["children"].items()}}
         name = hashlib.blake2b(json.dumps(part, sort_keys=True).encode(), digest_size=6).hexdigest()
         kept[name] = part
         return {"pooled": name}
 
     if "children" not in state:
         return state
-    return walk(state) | {"pool": kept}
+    return pool_part_of_state(state) | {"pool": kept}
 
 
-def unpool(state: dict[str, Any]) -> dict[str, Any]:
+def restore_pooled_states(state: dict[str, Any]) -> dict[str, Any]:
     """From `pool`; a state that was not pooled is given back as it is."""
     kept = state.get("pool", {})
 
-    def walk(part: dict[str, Any]) -> dict[str, Any]:
+    def restore_part_of_state(part: dict[str, Any]) -> dict[str, Any]:
         if "pooled" in part:
             return kept[part["pooled"]]
         return (
-            part | {"children": {name: walk(c) for name, c in part["children"].items()}} if "children" in part else part
+            part | {"children": {name: restore_part_of_state(c) for name, c in part["children"].items()}}
+            if "children" in part
+            else part
         )
 
-    return walk({k: v for k, v in state.items() if k != "pool"})
+    return restore_part_of_state({k: v for k, v in state.items() if k != "pool"})

@@ -8,7 +8,7 @@ import numpy as np
 from rollonce.rollouts import FloatArray
 
 
-def to_simplex(v_M: FloatArray) -> FloatArray:
+def project_to_simplex(v_M: FloatArray) -> FloatArray:
     """The nearest point of the simplex (Duchi et al. 2008)."""
     ordered = np.sort(v_M)[::-1]
     excess = (np.cumsum(ordered) - 1) / np.arange(1, len(v_M) + 1)
@@ -16,7 +16,7 @@ def to_simplex(v_M: FloatArray) -> FloatArray:
     return np.maximum(v_M - excess[last], 0.0)
 
 
-def stack(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) -> FloatArray:
+def fit_stacking_weights(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) -> FloatArray:
     """The mixture ``a`` (M,) on the simplex that minimises ``a' G a + pull |a - e_home|^2``.
 
     With ``G`` the mean products of experts' errors, ``a' G a`` is the mean squared error of their mixture (Wolpert
@@ -37,7 +37,7 @@ def stack(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) ->
     step = 1.0 / max(float(np.linalg.eigvalsh(h)[-1]), 1e-300)
     a, ahead, t = start, start, 1.0
     for _ in range(iterations):
-        new = to_simplex(ahead - step * (h @ ahead - pull * start))
+        new = project_to_simplex(ahead - step * (h @ ahead - pull * start))
         t_new = (1 + np.sqrt(1 + 4 * t * t)) / 2
         ahead = new + (t - 1) / t_new * (new - a)
         if np.abs(new - a).max() < 1e-13:
@@ -46,7 +46,7 @@ def stack(gram_MM: FloatArray, pull: float, home: int, iterations: int = 400) ->
     return a
 
 
-def exponential_step(weights_M: FloatArray, losses_M: FloatArray, eta: float, share: float) -> FloatArray:
+def exponential_weights_step(weights_M: FloatArray, losses_M: FloatArray, eta: float, share: float) -> FloatArray:
     """One step of exponential weights, then a fixed share (Herbster & Warmuth 1998): ``(1 - share) w + share / M``.
 
     With losses ``mean_i (r_i - b_i)^2`` of a batch, errors within ``[-R, R]`` and ``eta = 1 / (2 R^2)`` the batch's

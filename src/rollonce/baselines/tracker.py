@@ -56,7 +56,7 @@ class Tracker(Baseline):
     def describe(self) -> str:
         return f"per-task tracker (d={self.discount:g})"
 
-    def _prior_in_use(self) -> float:
+    def _prior_mean_in_use(self) -> float:
         if self.prior_mean is not None:
             return self.prior_mean
         weight, total = self.total_
@@ -65,9 +65,9 @@ class Tracker(Baseline):
     def predict(self, batch: Batch, history: History | None = None) -> Prediction:
         """(B,), from the rollouts observed before (or those in ``history``, oldest first)."""
         if history is not None:
-            return self._after_history(history).predict(batch)
+            return self._fresh_after_history(history).predict(batch)
         known = self.prior_mean is not None or self.total_[0] > 0
-        prior = self._prior_in_use()
+        prior = self._prior_mean_in_use()
         out = np.empty(len(batch))
         only_prior_B = np.zeros(len(batch), dtype=bool)
         for i, name in enumerate(batch.tasks.identities):
@@ -77,7 +77,7 @@ class Tracker(Baseline):
             only_prior_B[i] = weight == 0 and not known
         return Prediction.of(batch, out, only_prior_B)
 
-    def _after_history(self, history: History) -> Tracker:
+    def _fresh_after_history(self, history: History) -> Tracker:
         """A fresh one that has observed these rows alone."""
         fresh = Tracker(self.discount, self.strength, self.prior_mean)
         if not len(history):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollonce.collecting.run import Collected, collect
+from rollonce.collecting.run import Collected, collect_rollouts
 from rollonce.collecting.settings import CollectSettings
 
-__all__ = ["CollectSettings", "Collected", "collect"]
+__all__ = ["CollectSettings", "Collected", "collect_rollouts"]

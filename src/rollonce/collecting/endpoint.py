@@ -48,7 +48,7 @@ class Endpoint:
         import httpx
 
         self.settings, self.note, self.say = settings, note, say
-        self._key = settings.key()
+        self._key = settings.read_key_from_environment()
         self.base = (settings.url or "").rstrip("/")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
@@ -66,7 +66,7 @@ class Endpoint:
     async def close(self) -> None:
         await self.client.aclose()
 
-    async def prepare(self) -> None:
+    async def prepare_for_sampling(self) -> None:
         """See that the server is there, takes the key, and, where it lists its models, whether ours is among them.
 
         Raises:
@@ -86,10 +86,10 @@ class Endpoint:
             return  # it is there, and fails to list its models: whether it answers, the first rollout will tell
         except httpx.TransportError as error:
             raise InputError(
-                f"no server answers at {self.base} ({_reason_in_words(error)}); start it, or correct --url (it ends "
+                f"no server answers at {self.base} ({_describe_transport_error(error)}); start it, or correct --url (it ends "
                 "with /v1 for most servers)"
             ) from None
-        self._refuse_bad_key(answer)
+        self._raise_if_key_refused(answer)
         if answer.status_code == 200:
             try:
                 self._listed = [str(m["id"]) for m in answer.json()["data"]]
@@ -99,17 +99,17 @@ class Endpoint:
             self.note["models"] = self._listed[:20]
             if self.settings.policy not in self._listed:
                 self.say(
-                    f"the server does not list {self.settings.policy!r}, but {_listing_of(self._listed)}; asking it "
+                    f"the server does not list {self.settings.policy!r}, but {_format_model_names(self._listed)}; asking it "
                     "all the same"
                 )
 
-    async def sample(self, task: Task, seed: int) -> Sampled:
+    async def sample_rollout(self, task: Task, seed: int) -> Sampled:
         """One rollout of a task.
 
         Raises:
             InputError: the server refuses for good, or has refused for the moment too often.
         """
-        answer = await self._ask_patiently(task, seed)
+        answer = await self._request_with_retries(task, seed)
         self._answered = True
         try:
             body = answer.json()
@@ -122,24 +122,24 @@ class Endpoint:
             usage = body.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise InputError(
-                f"{self._address_said()} answers what is no {self.settings.api} completion: "
-                f"{self._quote_answer(answer)}"
+                f"{self._describe_server()} answers what is no {self.settings.api} completion: "
+                f"{self._quote_server_answer(answer)}"
             ) from None
         if not isinstance(text, str):
             text = "".join(p.get("text", "") for p in text if isinstance(p, dict))
-        self._note_answer(body)
+        self._note_answering_model(body)
         if self._send_seed:
             self.note.setdefault("seed", "sent with each request; whether the server heeds it was not checked")
         return Sampled(
             text,
-            prompt_tokens=_token_count(usage.get("prompt_tokens")),
-            tokens=_token_count(usage.get("completion_tokens")),
+            prompt_tokens=_parse_token_count(usage.get("prompt_tokens")),
+            tokens=_parse_token_count(usage.get("completion_tokens")),
             truncated=finish == "length",
-            log_prob=self._log_probs.read(choice, _token_count(usage.get("completion_tokens"))),
+            log_prob=self._log_probs.read_answer_log_prob(choice, _parse_token_count(usage.get("completion_tokens"))),
             finish="" if finish in ("stop", "length", "eos", "end_turn") else str(finish),
         )
 
-    def _note_answer(self, body: dict[str, Any]) -> None:
+    def _note_answering_model(self, body: dict[str, Any]) -> None:
         """Which model says that it answered: some servers have one and give it whatever name they are asked for."""
         for name in ("model", "system_fingerprint"):
             if isinstance(body.get(name), str) and f"answered_{name}" not in self.note:
@@ -154,14 +154,14 @@ class Endpoint:
 
     # ---- a request
 
-    def _request_body(self, task: Task, seed: int) -> dict[str, Any]:
+    def _build_request_body(self, task: Task, seed: int) -> dict[str, Any]:
         s = self.settings
         text = s.template.replace("{prompt}", task.prompt)
         body: dict[str, Any] = {
             "model": s.policy,
             "temperature": s.temperature,
             self._limit_key: s.max_tokens,
-            **self._log_probs.fields(),
+            **self._log_probs.build_request_fields(),
             **s.extra,
         }
         if self._send_seed:
@@ -173,7 +173,7 @@ class Endpoint:
             body["prompt"] = text if s.system is None else f"{s.system}\n\n{text}"
         return body
 
-    async def _ask_patiently(self, task: Task, seed: int) -> httpx.Response:
+    async def _request_with_retries(self, task: Task, seed: int) -> httpx.Response:
         import httpx
 
         s = self.settings
@@ -182,35 +182,35 @@ class Endpoint:
         doubtful = self._listed is not None and s.policy not in self._listed
         tries, last = 0, ""
         while True:
-            body = self._request_body(task, seed)
+            body = self._build_request_body(task, seed)
             wait = None
             try:
                 answer = await self.client.post(url, json=body)
             except httpx.TransportError as error:
-                last = _reason_in_words(error)
+                last = _describe_transport_error(error)
             else:
                 if answer.is_success:
                     return answer
-                self._refuse_bad_key(answer)
-                last = f"status {answer.status_code}: {self._quote_answer(answer)}"
-                if self._left_out_refused(answer, body):
+                self._raise_if_key_refused(answer)
+                last = f"status {answer.status_code}: {self._quote_server_answer(answer)}"
+                if self._leave_out_refused_field(answer, body):
                     continue
                 if answer.status_code not in _MOMENTARY:
-                    raise InputError(self._refusal_in_words(answer, task))
-                wait = _retry_after(answer)
+                    raise InputError(self._describe_refusal(answer, task))
+                wait = _parse_retry_after(answer)
             limit = min(s.retries, 2) if doubtful and not self._answered else s.retries
             if tries >= limit or (wait is not None and wait > _PATIENCE):
                 late = f"; it asks to wait {wait:.0f} s" if wait is not None and wait > _PATIENCE else ""
                 raise InputError(
-                    f"{self._address_said()} failed {tries + 1} times in a row, last with "
-                    f"{last}{late}{self._unlisted_hint()}"
+                    f"{self._describe_server()} failed {tries + 1} times in a row, last with "
+                    f"{last}{late}{self._hint_at_unlisted_model()}"
                 )
             tries += 1
             self.retries += 1
             # Spread out, or all that failed together come back together.
             await asyncio.sleep(max(wait or 0.0, min(_LONGEST_WAIT, 0.5 * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)))
 
-    def _left_out_refused(self, answer: httpx.Response, body: dict[str, Any]) -> bool:
+    def _leave_out_refused_field(self, answer: httpx.Response, body: dict[str, Any]) -> bool:
         """Whether the server refuses a field that can be done without, now left out: the request is to be sent
         again."""
         if answer.status_code not in (400, 422, 501):
@@ -221,53 +221,53 @@ class Endpoint:
             self._limit_key = self.note["limit_key"] = "max_completion_tokens"
             return True
         if "logprobs" in text and "logprobs" in body:
-            self._log_probs.refused(self._quote_answer(answer))
+            self._log_probs.handle_field_refusal(self._quote_server_answer(answer))
             return True
         if "seed" in text and "seed" in body:
             if self._send_seed:
                 self._send_seed = False
-                self.note["seed"] = f"refused by the server, not sent ({self._quote_answer(answer)})"
+                self.note["seed"] = f"refused by the server, not sent ({self._quote_server_answer(answer)})"
                 self.say("the server refuses seeds: going on without, so that sampling cannot be repeated")
             return True
         return False
 
-    def _refuse_bad_key(self, answer: httpx.Response) -> None:
+    def _raise_if_key_refused(self, answer: httpx.Response) -> None:
         if answer.status_code not in (401, 403):
             return
         env = self.settings.key_env
         given = f"the key in {env}" if env else "a request without a key"
         todo = f"correct {env}" if env else "put the key into an environment variable and name it with --key-env"
         raise InputError(
-            f"{self.base} refuses {given} (status {answer.status_code}: {self._quote_answer(answer)}); {todo}"
+            f"{self.base} refuses {given} (status {answer.status_code}: {self._quote_server_answer(answer)}); {todo}"
         )
 
-    def _refusal_in_words(self, answer: httpx.Response, task: Task) -> str:
+    def _describe_refusal(self, answer: httpx.Response, task: Task) -> str:
         text = answer.text.lower()
         what = (
-            f"{self._address_said()} refuses the request for task {task.id!r} (status {answer.status_code}: "
-            f"{self._quote_answer(answer)})"
+            f"{self._describe_server()} refuses the request for task {task.id!r} (status {answer.status_code}: "
+            f"{self._quote_server_answer(answer)})"
         )
         if answer.status_code == 404 and "model" not in text:
             other = "completions" if self.settings.api == "chat" else "chat"
             return f"{what}; correct --url (it ends with /v1 for most servers), or try --api {other}"
         if "template" in text and self.settings.api == "chat":
             return f"{what}; a base model without a chat template is asked with --api completions"
-        return what + self._unlisted_hint()
+        return what + self._hint_at_unlisted_model()
 
-    def _unlisted_hint(self) -> str:
+    def _hint_at_unlisted_model(self) -> str:
         listed = self._listed
         if listed and self.settings.policy not in listed:
-            return f"; the server lists no model {self.settings.policy!r}, but {_listing_of(listed)}"
+            return f"; the server lists no model {self.settings.policy!r}, but {_format_model_names(listed)}"
         return ""
 
-    def _address_said(self) -> str:
+    def _describe_server(self) -> str:
         return f"the server at {self.base}"
 
-    def without_key(self, text: str) -> str:
+    def redact_server_key(self, text: str) -> str:
         """The text, with ``***`` for the key."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _quote_answer(self, answer: httpx.Response) -> str:
+    def _quote_server_answer(self, answer: httpx.Response) -> str:
         """The server's own words, on one line and without the key, which some servers repeat."""
         text = answer.text
         try:
@@ -276,25 +276,25 @@ class Endpoint:
             text = error.get("message") or error.get("detail") or text if isinstance(error, dict) else str(error)
         except ValueError:
             pass
-        text = self.without_key(" ".join(str(text).split()))
+        text = self.redact_server_key(" ".join(str(text).split()))
         return repr(text[:200] + ("..." if len(text) > 200 else "")) if text else "no words"
 
 
-def _reason_in_words(error: Exception) -> str:
+def _describe_transport_error(error: Exception) -> str:
     kind = type(error).__name__
     said = str(error).strip()
     return f"{kind}: {said}" if said else kind
 
 
-def _listing_of(names: list[str]) -> str:
+def _format_model_names(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _token_count(value: Any) -> int | None:
+def _parse_token_count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _retry_after(answer: httpx.Response) -> float | None:
+def _parse_retry_after(answer: httpx.Response) -> float | None:
     """Seconds that the server asks to wait: a number or a date (RFC 9110, section 10.2.3)."""
     value = answer.headers.get("retry-after", "").strip()
     if not value:

@@ -20,7 +20,7 @@ from rollonce.collecting.endpoint import Endpoint
 from rollonce.collecting.settings import CollectSettings, Sampled
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.readers.options import Options
-from rollonce.readers.verifiers import Verifiers, prompt_of
+from rollonce.readers.verifiers import Verifiers, render_task_prompt
 from rollonce.tasks import Task
 
 # What a client of an endpoint without a key is told to read: never set, so verifiers sends its own placeholder and not
@@ -29,7 +29,7 @@ _NO_KEY = "ROLLONCE_NO_KEY"
 _SEED_SENT = "sent with each request; whether the server heeds it was not checked"
 
 
-def _never_graded(response: str, reference: str) -> float:
+def _refuse_to_grade(response: str, reference: str) -> float:
     raise AssertionError("the environment scores its own rollouts")
 
 
@@ -40,7 +40,7 @@ class Environment:
         self.settings, self.env, self.own, self.tasks = settings, env, own, tasks
 
     @classmethod
-    def load(cls, s: CollectSettings) -> Environment:
+    def from_settings(cls, s: CollectSettings) -> Environment:
         """The environment named by ``verifiers:TASKSET``.
 
         Raises:
@@ -83,7 +83,7 @@ class Environment:
             raise
         except Exception as error:  # an environment is foreign code: anything may come out of it
             raise InputError(
-                f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_first_line(error)}"
+                f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_first_line_of_error(error)}"
             ) from error
         if len(all_tasks) < s.n_tasks:
             raise InputError(
@@ -106,10 +106,10 @@ class Environment:
                 )
             id_ = f"{name}/{task.key}"
             own[id_] = task
-            tasks.append(Task(id_, prompt_of(data, {}), "", _never_graded))
+            tasks.append(Task(id_, render_task_prompt(data, {}), "", _refuse_to_grade))
         return cls(s, env, own, tasks)
 
-    def asker(self, endpoint: Endpoint, note: dict[str, Any]) -> EnvironmentAsker:
+    def make_rollout_asker(self, endpoint: Endpoint, note: dict[str, Any]) -> EnvironmentAsker:
         """What rolls out, after ``endpoint`` has looked whether the server is there."""
         return EnvironmentAsker(self, endpoint, note)
 
@@ -133,9 +133,9 @@ class EnvironmentAsker:
         self._serving = contextlib.AsyncExitStack()
         self._reader = Verifiers(Options())
 
-    async def prepare(self) -> None:
+    async def prepare_for_sampling(self) -> None:
         """See that the server is there, and start what the environment serves."""
-        await self.endpoint.prepare()
+        await self.endpoint.prepare_for_sampling()
         await self._serving.enter_async_context(self.environment.env.serving())
 
     async def close(self) -> None:
@@ -143,7 +143,7 @@ class EnvironmentAsker:
         await self._serving.aclose()
         await self.endpoint.close()
 
-    async def sample(self, task: Task, seed: int) -> Sampled:
+    async def sample_rollout(self, task: Task, seed: int) -> Sampled:
         """One rollout, tried again where the server failed for the moment.
 
         Raises:
@@ -165,7 +165,7 @@ class EnvironmentAsker:
             if episode.ok or not errors:
                 return self._sampled_of_episode(episode)
             status = next((e.status_code for e in errors if e.status_code is not None), None)
-            said = self.endpoint.without_key(" ".join(f"{errors[0].type}: {errors[0].message}".split())[:300])
+            said = self.endpoint.redact_server_key(" ".join(f"{errors[0].type}: {errors[0].message}".split())[:300])
             if status in (400, 422) and "seed" in said.lower() and seeded:
                 self.note["seed"] = f"refused by the server, not sent ({said})"
                 continue
@@ -186,21 +186,21 @@ class EnvironmentAsker:
 
     def _sampled_of_episode(self, episode: Any) -> Sampled:
         trace = episode.traces[0]
-        text, finish = _text_of_trace(trace), trace.calls[-1].finish_reason if trace.calls else None
+        text, finish = _sampled_text_of_trace(trace), trace.calls[-1].finish_reason if trace.calls else None
         tokens = {"prompt_tokens": trace.num_input_tokens, "tokens": trace.num_output_tokens}
         if finish == "length":
             # Whatever the environment gives for a piece of an answer: as everywhere, a truncated rollout earns 0.
             self.note.setdefault("seed", _SEED_SENT)
             return Sampled(text, **tokens, truncated=True, reward=0.0, failure="truncated")
         try:
-            scored = next(iter(self._reader.rows(episode.model_dump(mode="json"))))
+            scored = next(iter(self._reader.parse_rollout_rows(episode.model_dump(mode="json"))))
         except InputError as error:
             return Sampled("", reward=0.0, failure=f"NotScored: {error.message}")
         self.note.setdefault("seed", _SEED_SENT)
         return Sampled(text, **tokens, reward=float(scored.reward))
 
 
-def _text_of_trace(trace: Any) -> str:
+def _sampled_text_of_trace(trace: Any) -> str:
     """What the policy wrote, its turns a blank line apart."""
     parts = []
     for node in trace.nodes:
@@ -210,5 +210,5 @@ def _text_of_trace(trace: Any) -> str:
     return "\n\n".join(parts)
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line_of_error(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -45,10 +45,10 @@ class Local:
             self.policy = load_embedded(**options) if embedded else TransformersPolicy.load(settings.policy, **options)
         except (RuntimeError, AssertionError) as error:
             raise InputError(
-                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_first_line(error)}"
+                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_first_line_of_error(error)}"
             ) from error
 
-    def fingerprint(self) -> str:
+    def fingerprint_weights(self) -> str:
         """A digest of the weights, equal for equal files; "" for a hub id, whose files the hub's own cache keeps apart.
 
         Of files above 64 MiB it reads the size, the first and the last MiB: training moves every tensor, and reading
@@ -73,7 +73,7 @@ class Local:
                     digest.update(f.read(_PIECE))
         return digest.hexdigest()
 
-    def log_prob_meaning(self) -> str:
+    def describe_log_prob_column(self) -> str:
         """What the column ``log_prob`` holds, for the provenance."""
         if self.settings.log_probs == "off":
             return "none: --log-probs off"
@@ -82,7 +82,7 @@ class Local:
             f"distribution that was sampled from: the whole vocabulary at temperature {self.settings.temperature:g}"
         )
 
-    def sample(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Sampled]:
+    def sample_rollouts(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Sampled]:
         """One rollout per task, each with its own seed.
 
         Raises:
@@ -96,7 +96,7 @@ class Local:
         except RuntimeError as error:
             if "out of memory" in str(error).lower() or "alloc" in str(error).lower():
                 raise InputError(
-                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_first_line(error)}); give less"
+                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_first_line_of_error(error)}); give less"
                 ) from error
             raise
         prompt_tokens = got.prompt_mask_BP.sum(dim=1).tolist()
@@ -116,5 +116,5 @@ def _silence_libraries() -> None:
     logging.disable_progress_bar()
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line_of_error(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

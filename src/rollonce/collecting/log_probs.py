@@ -39,16 +39,16 @@ class ServerLogProbs:
                 "--log-probs on if yours are taken after the temperature"
             )
 
-    def fields(self) -> dict[str, Any]:
+    def build_request_fields(self) -> dict[str, Any]:
         """What a request holds to ask for them."""
         return {"logprobs": True if self._settings.api == "chat" else 1} if self.wanted else {}
 
-    def refused(self, said: str) -> None:
+    def handle_field_refusal(self, said: str) -> None:
         """The server takes no such field."""
         if self.wanted:
             self._leave_out_from_now_on(f"the server refuses log-probabilities ({said})")
 
-    def read(self, choice: Mapping[str, Any], tokens: int | None) -> float | None:
+    def read_answer_log_prob(self, choice: Mapping[str, Any], tokens: int | None) -> float | None:
         """The sum of one answer's log-probabilities; None where there are none, or they are not of its tokens.
 
         Args:
@@ -57,7 +57,7 @@ class ServerLogProbs:
         """
         if not self.wanted:
             return None
-        values = _token_log_probs(choice.get("logprobs"))
+        values = _parse_token_log_probs(choice.get("logprobs"))
         if values is None and not self._known:
             self._leave_out_from_now_on("the server returns no log-probabilities")
         if not values:
@@ -84,7 +84,7 @@ class ServerLogProbs:
             self._say(_NONE + why)
 
 
-def _token_log_probs(logprobs: Any) -> list[float] | None:
+def _parse_token_log_probs(logprobs: Any) -> list[float] | None:
     """The list of a chat answer (``content``) or of a completion (``token_logprobs``); None where there is neither."""
     if not isinstance(logprobs, Mapping):
         return None

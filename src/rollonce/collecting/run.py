@@ -11,8 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rollonce.collecting.settings import CollectSettings, Sampled, check_settings, row_of, seed_of
-from rollonce.collecting.sources import find_tasks
+from rollonce.collecting.settings import (
+    CollectSettings,
+    Sampled,
+    check_collect_settings,
+    make_rollout_row,
+    seed_of_rollout,
+)
+from rollonce.collecting.sources import draw_tasks_by_seed
 from rollonce.collecting.store import Counts, Pair, Store
 from rollonce.tasks import Task, grade
 
@@ -28,9 +34,9 @@ class Asker(Protocol):
 
     retries: int
 
-    async def prepare(self) -> None: ...
+    async def prepare_for_sampling(self) -> None: ...
 
-    async def sample(self, task: Task, seed: int) -> Sampled: ...
+    async def sample_rollout(self, task: Task, seed: int) -> Sampled: ...
 
     async def close(self) -> None: ...
 
@@ -51,7 +57,7 @@ class Collected(NamedTuple):
     server: dict[str, Any]
 
 
-def collect(
+def collect_rollouts(
     settings: CollectSettings, *, tell: Tell | None = None, say: Callable[[str], None] | None = None
 ) -> Collected:
     """N x G rollouts in a file, those that are there already kept.
@@ -65,40 +71,42 @@ def collect(
         InputError: anything that the user can mend. Rollouts that were finished before it stay, and the same settings
             go on from there.
     """
-    settings, say = check_settings(settings), say or (lambda text: None)
-    settings.key()  # a key that is not there is said before tasks are made
+    settings, say = check_collect_settings(settings), say or (lambda text: None)
+    settings.read_key_from_environment()  # a key that is not there is said before tasks are made
     if settings.uses_environment:
         from rollonce.collecting.environment import Environment
 
-        environment = Environment.load(settings)
+        environment = Environment.from_settings(settings)
         tasks = environment.tasks
     else:
-        environment, tasks = None, find_tasks(settings)
-    if settings.is_local:
+        environment, tasks = None, draw_tasks_by_seed(settings)
+    if settings.is_local_model:
         from rollonce.collecting.local import Local
 
         model = Local(settings)
-        store = Store(settings, tasks, model.fingerprint())
-        store.server["log_prob"] = model.log_prob_meaning()
-        work: Callable[[], None] = lambda: _collect_by_blocks(settings, store, tasks, model.sample, tell)  # noqa: E731
+        store = Store(settings, tasks, model.fingerprint_weights())
+        store.server["log_prob"] = model.describe_log_prob_column()
+        collect_missing_rollouts: Callable[[], None] = lambda: _collect_by_blocks(
+            settings, store, tasks, model.sample_rollouts, tell
+        )
     else:
         store = Store(settings, tasks)
 
-        def work() -> None:
+        def collect_missing_rollouts() -> None:
             asyncio.run(_collect_by_requests(settings, store, tasks, environment, tell, say))
 
     n = settings.n_tasks * settings.n_rollouts
     if store.started:
         say(f"{store.started} of {n} rollouts are there already")
     try:
-        if store.missing():
-            work()
-        counts = store.counts()
-        store.finish()
+        if store.missing_rollouts():
+            collect_missing_rollouts()
+        counts = store.count_rollouts_and_tokens()
+        store.write_finished_file()
     except BaseException:
         if store.rows:
             say(f"{len(store.rows)} of {n} rollouts are kept in {store.part}; the same command goes on from there")
-        store.keep()
+        store.close_unfinished()
         raise
     return Collected(store.path, counts, counts.rollouts - store.started, store.server)
 
@@ -111,13 +119,13 @@ def _collect_by_blocks(
     tell: Tell | None,
 ) -> None:
     by_id = {t.id: t for t in tasks}
-    for block in store.blocks(s.batch_rows):
+    for block in store.split_into_blocks(s.batch_rows):
         if all(pair in store.rows for pair in block):
             continue
         # The whole block even if a kill in the midst of its write left a part of it: a rollout is the same only among
         # the same neighbours.
         group = [by_id[i] for i, _ in block]
-        seeds = [seed_of(s.seed, *pair) for pair in block]
+        seeds = [seed_of_rollout(s.seed, *pair) for pair in block]
         got = sample(group, seeds)
         fresh = [k for k, pair in enumerate(block) if pair not in store.rows]
         grades = grade(
@@ -127,9 +135,9 @@ def _collect_by_blocks(
             time_limit=s.time_limit,
         )
         each = zip(fresh, grades.rewards, grades.failures, strict=True)
-        store.write(
+        store.append_rollout_rows(
             [
-                row_of(group[k], got[k], rollout=block[k][1], seed=seeds[k], reward=reward, failure=failure)
+                make_rollout_row(group[k], got[k], rollout=block[k][1], seed=seeds[k], reward=reward, failure=failure)
                 for k, reward, failure in each
             ]
         )
@@ -151,31 +159,31 @@ async def _collect_by_requests(
     asker: Asker = environment.asker(endpoint, store.server) if environment else endpoint
     by_id = {t.id: t for t in tasks}
     try:
-        await asker.prepare()
-        pairs = store.missing()
+        await asker.prepare_for_sampling()
+        pairs = store.missing_rollouts()
         # The first alone: what is wrong with the model's name or a field is found out once, not by sixteen requests.
-        await _collect_one(s, store, asker, by_id, pairs[0], tell)
+        await _collect_one_rollout(s, store, asker, by_id, pairs[0], tell)
         waiting = iter(pairs[1:])
 
-        async def worker() -> None:
+        async def collect_waiting_pairs() -> None:
             for pair in waiting:
-                await _collect_one(s, store, asker, by_id, pair, tell)
+                await _collect_one_rollout(s, store, asker, by_id, pair, tell)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(s.concurrency, len(pairs) - 1)):
-                group.create_task(worker())
+                group.create_task(collect_waiting_pairs())
     except BaseExceptionGroup as errors:  # of the workers: the first failure cancels the others
-        raise _first_error(errors) from None
+        raise _first_error_of_group(errors) from None
     finally:
         store.retries = asker.retries
         await asker.close()
 
 
-async def _collect_one(
+async def _collect_one_rollout(
     s: CollectSettings, store: Store, asker: Asker, by_id: dict[str, Task], pair: Pair, tell: Tell | None
 ) -> None:
-    task, seed = by_id[pair[0]], seed_of(s.seed, *pair)
-    got = await asker.sample(task, seed)
+    task, seed = by_id[pair[0]], seed_of_rollout(s.seed, *pair)
+    got = await asker.sample_rollout(task, seed)
     if got.reward is None:
         # In a thread: a grader may take its whole time limit, and the other requests should not wait for it.
         grades = await asyncio.to_thread(grade, [task], [got.text], truncated=[got.truncated], time_limit=s.time_limit)
@@ -184,12 +192,12 @@ async def _collect_one(
         reward, failure = got.reward, got.failure
     store.retries = asker.retries
     sent = None if "refused" in str(store.server.get("seed", "")) else seed
-    store.write([row_of(task, got, rollout=pair[1], seed=sent, reward=reward, failure=failure)])
+    store.append_rollout_rows([make_rollout_row(task, got, rollout=pair[1], seed=sent, reward=reward, failure=failure)])
     if tell:
         tell(store, len(by_id) * s.n_rollouts)
 
 
-def _first_error(errors: BaseExceptionGroup) -> BaseException:
+def _first_error_of_group(errors: BaseExceptionGroup) -> BaseException:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from rollonce.errors import InputError
 from rollonce.readers.generic import USUAL
-from rollonce.tasks import SPLITS, Task, source_of, split_named
+from rollonce.tasks import SPLITS, Task, canonical_split_name, parse_source_spec
 
 APIS = ("chat", "completions")
 LOG_PROBS = ("auto", "on", "off")
@@ -84,10 +84,10 @@ class CollectSettings:
     price_out: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "split", split_named(self.split))
+        object.__setattr__(self, "split", canonical_split_name(self.split))
 
     @property
-    def is_local(self) -> bool:
+    def is_local_model(self) -> bool:
         """Whether the model runs in this process."""
         return self.url is None
 
@@ -96,7 +96,7 @@ class CollectSettings:
         """Whether a verifiers environment rolls out and scores."""
         return self.tasks_from.startswith(f"{ENVIRONMENT}:")
 
-    def pinned(self) -> dict[str, Any]:
+    def pinned_settings(self) -> dict[str, Any]:
         """What decides the distribution of rollouts and rewards: the same from the first row to the last, or the table
         is of no policy.
 
@@ -115,11 +115,11 @@ class CollectSettings:
             "grader",
             "time_limit",
         ]
-        names += ["batch_rows"] if self.is_local else ["api"]
+        names += ["batch_rows"] if self.is_local_model else ["api"]
         both = {n: getattr(self, n) for n in names} | {"columns": list(self.columns), "extra": dict(self.extra)}
-        return json.loads(json.dumps(both | {"where": "this machine" if self.is_local else "a server"}))
+        return json.loads(json.dumps(both | {"where": "this machine" if self.is_local_model else "a server"}))
 
-    def key(self) -> str | None:
+    def read_key_from_environment(self) -> str | None:
         """The key, from the environment.
 
         Raises:
@@ -140,7 +140,7 @@ class CollectSettings:
         return key
 
 
-def check_settings(s: CollectSettings) -> CollectSettings:
+def check_collect_settings(s: CollectSettings) -> CollectSettings:
     """The same settings, once they make sense.
 
     Raises:
@@ -172,7 +172,7 @@ def check_settings(s: CollectSettings) -> CollectSettings:
         raise InputError(f"--template must hold {{prompt}}; {s.template!r} does not")
     if re.search(r"\.(gz|zst|csv|tsv|parquet|json)$", s.out, re.IGNORECASE):
         raise InputError("rollouts are written as plain JSON Lines; give --out a name that ends in .jsonl", file=s.out)
-    check_source(s.tasks_from, s.grader, s.columns)
+    check_source_options(s.tasks_from, s.grader, s.columns)
     if s.uses_environment and s.time_limit != CollectSettings.time_limit:
         raise InputError(
             "--time-limit is for our graders, and a verifiers environment scores its own rollouts; leave it out"
@@ -182,18 +182,18 @@ def check_settings(s: CollectSettings) -> CollectSettings:
     if s.url is None:
         _check_local_model(s)
     else:
-        _check_address(s)
+        _check_server_settings(s)
     return s
 
 
-def check_source(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
+def check_source_options(tasks_from: str, grader: str, columns: Sequence[str]) -> None:
     """Refuse a grader or columns for tasks that have their own.
 
     Raises:
         InputError: naming the option.
     """
     name = tasks_from.partition(":")[0]
-    if name != ENVIRONMENT and source_of(tasks_from)[0].takes_grader:
+    if name != ENVIRONMENT and parse_source_spec(tasks_from)[0].takes_grader:
         return
     for option, given in (("--grader", grader != CollectSettings.grader), ("--columns", bool(columns))):
         if given:
@@ -216,7 +216,7 @@ def _check_local_model(s: CollectSettings) -> None:
         raise InputError("a verifiers environment asks a server for its responses; serve the model and give --url")
 
 
-def _check_address(s: CollectSettings) -> None:
+def _check_server_settings(s: CollectSettings) -> None:
     assert s.url is not None
     for name in ("device", "batch_rows"):
         if getattr(s, name) != getattr(CollectSettings, name):
@@ -245,12 +245,12 @@ def _option_spelling(name: str) -> str:
     return {"n_tasks": "--tasks", "n_rollouts": "--rollouts"}.get(name, "--" + name.replace("_", "-"))
 
 
-def option_of(name: str) -> str:
+def option_name_of_setting(name: str) -> str:
     """The command line's name of a setting, for messages."""
     return {"policy": "POLICY", "where": "--url"}.get(name, _option_spelling(name))
 
 
-def seed_of(seed: int, task_id: str, rollout: int) -> int:
+def seed_of_rollout(seed: int, task_id: str, rollout: int) -> int:
     """The seed of one rollout, 31 bits (the most that every server takes).
 
     By the task's id, not its position: growing the set moves no seed.
@@ -303,7 +303,7 @@ OWN_KEYS = (
 )
 
 
-def check_columns(task: Task) -> None:
+def check_task_columns(task: Task) -> None:
     """Refuse a task with a column that the reader would take for something else.
 
     Raises:
@@ -317,7 +317,7 @@ def check_columns(task: Task) -> None:
             )
 
 
-def row_of(
+def make_rollout_row(
     task: Task, sampled: Sampled, *, rollout: int, seed: int | None, reward: float, failure: str
 ) -> dict[str, Any]:
     """One row of the file, in the generic format of docs/formats.md."""

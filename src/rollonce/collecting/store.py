@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from rollonce import __version__
-from rollonce.collecting.settings import CollectSettings, option_of
+from rollonce.collecting.settings import CollectSettings, option_name_of_setting
 from rollonce.errors import InputError
-from rollonce.files import cannot_write, write_whole_file
-from rollonce.tasks import Task, split_named
+from rollonce.files import make_write_error, write_whole_file
+from rollonce.tasks import Task, canonical_split_name
 
 try:
     import fcntl
@@ -86,27 +86,27 @@ class Store:
         self.part = self.path.with_name(self.path.name + ".part")
         self.note = self.path.with_name(self.path.name + ".collect.json")
         self.settings = settings
-        self._pinned = settings.pinned() | ({"weights": weights} if weights else {})
+        self._pinned = settings.pinned_settings() | ({"weights": weights} if weights else {})
         self._fd, self._held = -1, False
         self.rows: dict[Pair, tuple[float, bool, str]] = {}
         self._tokens, self._unknown, self._size, self.retries = [0, 0], 0, 0, 0
         self.server: dict[str, Any] = {}
         self._start = self._synced = self._noted = time.monotonic()
-        earlier = self._read_note()
+        earlier = self._read_collection_note()
         try:
             self._open_for_appending()
-            self._load_rows()
+            self._load_existing_rows()
             self.started = len(self.rows)
-            self._go_on_from(earlier, tasks)
+            self._continue_collection(earlier, tasks)
         except BaseException:
-            self.close()
+            self.close_part_file()
             if self._held and not self.rows and earlier is None:
                 self.part.unlink(missing_ok=True)
             raise
 
     # ---- what is there
 
-    def _read_note(self) -> dict[str, Any] | None:
+    def _read_collection_note(self) -> dict[str, Any] | None:
         if not self.note.exists():
             for file in (self.path, self.part):
                 if file.exists() and file.stat().st_size:
@@ -143,13 +143,13 @@ class Store:
                 "another rollonce collect is writing it; wait for it, or give another --out", file=self.path
             ) from None
         except OSError as error:
-            raise cannot_write(self.part, error) from None
+            raise make_write_error(self.part, error) from None
 
-    def _load_rows(self) -> None:
+    def _load_existing_rows(self) -> None:
         data = self.part.read_bytes()
         end = data.rfind(b"\n") + 1
         lines = data[:end].split(b"\n")[:-1]
-        if lines and not _is_whole_row(lines[-1]):  # after a loss of power the last block may be anything
+        if lines and not _is_whole_json_object(lines[-1]):  # after a loss of power the last block may be anything
             end -= len(lines[-1]) + 1
             lines.pop()
         if end < len(data):
@@ -171,18 +171,18 @@ class Store:
                     f"task {pair[0]!r} has its rollout {pair[1]} twice; take one out", file=self.part, line=number
                 )
             self.rows[pair] = values
-            self._count_row(row)
+            self._count_row_tokens(row)
 
-    def _go_on_from(self, earlier: dict[str, Any] | None, tasks: Sequence[Task]) -> None:
+    def _continue_collection(self, earlier: dict[str, Any] | None, tasks: Sequence[Task]) -> None:
         digests = {t.id: digest_of_task(t) for t in tasks}
         if earlier is None or not self.rows:
             self.generations = [[t.id for t in tasks]]
             self.sessions: list[dict[str, Any]] = []
         else:
-            was = earlier["settings"] | {"split": split_named(str(earlier["settings"].get("split")))}
+            was = earlier["settings"] | {"split": canonical_split_name(str(earlier["settings"].get("split")))}
             for name in dict.fromkeys([*was, *self._pinned]):
                 if was.get(name) != self._pinned.get(name):
-                    self._refuse_difference(name, was.get(name), self._pinned.get(name))
+                    self._refuse_changed_setting(name, was.get(name), self._pinned.get(name))
             known = {t["id"]: t["digest"] for g in earlier["tasks"] for t in g}
             for id_, digest in known.items():
                 if id_ not in digests:
@@ -211,23 +211,23 @@ class Store:
                 file=self.path,
             )
         self.sessions.append({"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "url": self.settings.url})
-        self.write_note()
+        self.write_collection_note()
 
-    def _refuse_difference(self, name: str, was: Any, now: Any) -> None:
+    def _refuse_changed_setting(self, name: str, was: Any, now: Any) -> None:
         if name == "weights":
             raise InputError(
                 f"its rollouts are of other weights than {self.settings.policy!r} holds now; give another --out",
                 file=self.path,
             )
         raise InputError(
-            f"its rollouts were made with {option_of(name)} {was!r}, not {now!r}; go on with that, or give another "
+            f"its rollouts were made with {option_name_of_setting(name)} {was!r}, not {now!r}; go on with that, or give another "
             "--out",
             file=self.path,
         )
 
     # ---- what comes
 
-    def write(self, rows: Iterable[dict[str, Any]]) -> None:
+    def append_rollout_rows(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append rows, all in one write.
 
         Raises:
@@ -235,18 +235,18 @@ class Store:
         """
         rows = list(rows)
         with self._errors_as_sentences():
-            self._append_bytes(b"".join(orjson.dumps(_encodable_row(r)) + b"\n" for r in rows))
+            self._append_all_bytes(b"".join(orjson.dumps(_replace_lone_surrogates(r)) + b"\n" for r in rows))
         for r in rows:
             self.rows[r["task_id"], r["rollout_id"]] = r["reward"], r["truncated"], r.get("failure", "")
-            self._count_row(r)
+            self._count_row_tokens(r)
         now = time.monotonic()
         if now - self._synced > _SYNC_EVERY:
             self._synced = now
             os.fsync(self._fd)
         if now - self._noted > _NOTE_EVERY:
-            self.write_note()
+            self.write_collection_note()
 
-    def _append_bytes(self, data: bytes) -> None:
+    def _append_all_bytes(self, data: bytes) -> None:
         try:
             done = 0
             while done < len(data):  # a write may take less than all: a full disk says so at the next one
@@ -257,13 +257,13 @@ class Store:
             raise
         self._size += len(data)
 
-    def _count_row(self, row: dict[str, Any]) -> None:
+    def _count_row_tokens(self, row: dict[str, Any]) -> None:
         inn, out = row.get("prompt_tokens"), row.get("response_tokens", row.get("response_length"))
         self._tokens[0] += inn or 0
         self._tokens[1] += out or 0
         self._unknown += inn is None or out is None
 
-    def write_note(self) -> None:
+    def write_collection_note(self) -> None:
         """Bring FILE.collect.json up to date, in one step."""
         self._noted = time.monotonic()
         self.sessions[-1] |= {
@@ -280,12 +280,12 @@ class Store:
             "tasks": [[{"id": i, "digest": self._digests[i]} for i in g] for g in self.generations],
         }
         write_whole_file(
-            self.note, orjson.dumps(note, option=orjson.OPT_INDENT_2) + b"\n", if_it_fails=self._what_is_kept()
+            self.note, orjson.dumps(note, option=orjson.OPT_INDENT_2) + b"\n", if_it_fails=self._describe_kept_rows()
         )
 
     # ---- what is missing
 
-    def blocks(self, size: int) -> list[list[Pair]]:
+    def split_into_blocks(self, size: int) -> list[list[Pair]]:
         """All (task, rollout) pairs in blocks of at most ``size`` tasks with one rollout each.
 
         Growing the set adds blocks and changes none: a model's numbers depend, in the last digit, on what is computed
@@ -297,7 +297,7 @@ class Store:
                 out += [[(i, r) for i in g[start : start + size]] for r in range(self.settings.n_rollouts)]
         return out
 
-    def missing(self) -> list[Pair]:
+    def missing_rollouts(self) -> list[Pair]:
         """The (task, rollout) pairs that have no row yet, task by task."""
         return [
             (i, r)
@@ -307,7 +307,7 @@ class Store:
             if (i, r) not in self.rows
         ]
 
-    def counts(self) -> Counts:
+    def count_rollouts_and_tokens(self) -> Counts:
         """What all rows add up to, over all sessions."""
         kinds: dict[str, int] = {}
         for _, _, failure in self.rows.values():
@@ -327,34 +327,34 @@ class Store:
             sessions=len(self.sessions),
         )
 
-    def finish(self) -> None:
+    def write_finished_file(self) -> None:
         """All rollouts in order, task by task, as FILE; then FILE.part goes.
 
         Raises:
             InputError: something is missing still, or the disk is full.
         """
-        assert not self.missing()
+        assert not self.missing_rollouts()
         place = {i: n for n, i in enumerate(i for g in self.generations for i in g)}
         keyed = []
         for line in self.part.read_bytes().split(b"\n")[:-1]:
             r = orjson.loads(line)
             keyed.append(((place[r["task_id"]], r["rollout_id"]), line))
         data = b"".join(line + b"\n" for _, line in sorted(keyed))
-        write_whole_file(self.path, data, if_it_fails=self._what_is_kept())
-        self.write_note()
+        write_whole_file(self.path, data, if_it_fails=self._describe_kept_rows())
+        self.write_collection_note()
         self.part.unlink()
-        self.close()
+        self.close_part_file()
 
-    def keep(self) -> None:
+    def close_unfinished(self) -> None:
         """Stop before the end: note how far it came, and let go."""
         with contextlib.suppress(InputError):  # a full disk, most likely the very thing that stopped us
-            self.write_note()
-        self.close()
+            self.write_collection_note()
+        self.close_part_file()
         if not self.rows:  # nothing of worth: leave the place as it was found
             self.part.unlink(missing_ok=True)
             self.note.unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def close_part_file(self) -> None:
         """Let go of the file; rows that are in it stay."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -367,21 +367,21 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise cannot_write(self.path, error, self._what_is_kept()) from None
+            raise make_write_error(self.path, error, self._describe_kept_rows()) from None
 
-    def _what_is_kept(self) -> str:
+    def _describe_kept_rows(self) -> str:
         n = len(self.rows)
         return f"the {n} rollouts before are kept in {self.part.name}, and the same command goes on there" if n else ""
 
 
-def _is_whole_row(line: bytes) -> bool:
+def _is_whole_json_object(line: bytes) -> bool:
     try:
         return isinstance(orjson.loads(line), dict)
     except ValueError:
         return False
 
 
-def _encodable_row(row: dict[str, Any]) -> dict[str, Any]:
+def _replace_lone_surrogates(row: dict[str, Any]) -> dict[str, Any]:
     """Half of a surrogate pair, which some tokenizers give back, becomes U+FFFD: JSON has no place for it."""
     return {
         k: v.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(v, str) else v

@@ -43,7 +43,7 @@ class Summary(NamedTuple):
     same_text: int
 
 
-def summarise(table: Rollouts, file: Path, *, seed: int = 0) -> Summary:
+def summarise_collection(table: Rollouts, file: Path, *, seed: int = 0) -> Summary:
     """The summary of a table and the file it was read from.
 
     Args:
@@ -54,14 +54,14 @@ def summarise(table: Rollouts, file: Path, *, seed: int = 0) -> Summary:
     n = table.n_tasks
     b = min(_BATCH, n)
     b_eff = _loo_effective_batch(table, b, seed)
-    width = _half_width(b_eff)
+    width = _half_width_on_log_scale(b_eff)
     return Summary(
         moments=moments(table, seed=seed),
         batch_size=b,
         b_eff=b_eff,
         half_width=width,
         more_tasks=3 * n if math.isfinite(width) and width > 0 else None,
-        halves=_difference_of_halves(table, seed) if math.isfinite(width) else math.nan,
+        halves=_width_ratio_of_halves(table, seed) if math.isfinite(width) else math.nan,
         same_text=_count_same_texts(file),
     )
 
@@ -71,25 +71,25 @@ def _loo_effective_batch(table: Rollouts, batch_size: int, seed: int, batches: i
 
     if len(np.unique(table.tasks.prompt_keys)) == 1:
         return Estimate(math.nan, math.nan, math.nan)
-    return Scorer(table, batch_size=batch_size, n_batches=batches, seed=seed).score(LeaveOneOut()).b_eff
+    return Scorer(table, batch_size=batch_size, n_batches=batches, seed=seed).score_baseline(LeaveOneOut()).b_eff
 
 
-def _half_width(e: Estimate) -> float:
+def _half_width_on_log_scale(e: Estimate) -> float:
     return float(np.log(e.high / e.low) / 2) if math.isfinite(e.low) and e.low > 0 and e.high > e.low else math.nan
 
 
-def _difference_of_halves(table: Rollouts, seed: int) -> float:
+def _width_ratio_of_halves(table: Rollouts, seed: int) -> float:
     """Width on half of the tasks over width on all of them, both at a batch that half of them fill."""
     half = table.n_tasks // 2
     if half < 12:
         return math.nan
     b = min(_BATCH, half // 2)
-    whole = _half_width(_loo_effective_batch(table, b, seed, 500))
+    whole = _half_width_on_log_scale(_loo_effective_batch(table, b, seed, 500))
     rng = np.random.default_rng([seed, 11])
     widths = []
     for _ in range(_HALVES):
         pick = np.sort(rng.permutation(table.n_tasks)[:half])
-        widths.append(_half_width(_loo_effective_batch(table.select(pick), b, seed, 500)))
+        widths.append(_half_width_on_log_scale(_loo_effective_batch(table.select(pick), b, seed, 500)))
     known = [w for w in widths if math.isfinite(w)]
     return float(np.median(known) / whole) if whole > 0 and len(known) >= _HALVES // 2 else math.nan
 
@@ -121,7 +121,7 @@ class Cost(NamedTuple):
     unknown: int
 
 
-def cost_of(counts: Counts, settings: CollectSettings) -> Cost:
+def compute_collection_cost(counts: Counts, settings: CollectSettings) -> Cost:
     """What the rollouts in the file cost: ``tokens x price / 1e6``. Requests that failed, or were under way at a kill,
     are not in it.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rollonce.baselines.catalogue import ALIASES, CATALOGUE
 from rollonce.baselines.own import offered_baselines
-from rollonce.commands.terminal import Flag, out, print_json
-from rollonce.reports.catalogue import catalogue_rows, print_catalogue
+from rollonce.commands.terminal import Flag, print_json_document, results_console
+from rollonce.reports.catalogue import make_catalogue_rows, print_catalogue
 
 HELP = """\
 Every baseline that has a name: the name that configurations and specifications
@@ -41,7 +41,7 @@ class Args:
 def run(args: Args) -> int:
     offered = {name: entry.value for name, entry in offered_baselines().items()}
     if args.json:
-        print_json({"baselines": catalogue_rows(CATALOGUE), "aliases": ALIASES, "offered": offered})
+        print_json_document({"baselines": make_catalogue_rows(CATALOGUE), "aliases": ALIASES, "offered": offered})
     else:
-        print_catalogue(out(), CATALOGUE, ALIASES, offered)
+        print_catalogue(results_console(), CATALOGUE, ALIASES, offered)
     return 0

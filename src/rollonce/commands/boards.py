@@ -12,18 +12,18 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any
 
-from rollonce.boards import BoardSettings, check_settings, make_board
-from rollonce.commands.terminal import Bars, remark
+from rollonce.boards import BoardSettings, check_board_settings, make_baseline_board
+from rollonce.commands.terminal import Bars, print_remark
 from rollonce.errors import InputError
-from rollonce.reports.table import ahead_so_far, board_so_far, row_in_words
+from rollonce.reports.table import describe_board_row, describe_leader_so_far, make_partial_board
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Board, Score, check_scorable
+from rollonce.scoring import Board, Score, check_can_be_scored
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _messages: Any = None
 
 
-def scorable(tables: Sequence[Rollouts], batch_size: int) -> tuple[list[Rollouts], list[str]]:
+def separate_scorable_tables(tables: Sequence[Rollouts], batch_size: int) -> tuple[list[Rollouts], list[str]]:
     """The tables that can be scored, and a sentence for each of the others.
 
     Raises:
@@ -33,7 +33,7 @@ def scorable(tables: Sequence[Rollouts], batch_size: int) -> tuple[list[Rollouts
     errors: list[InputError] = []
     for table in tables:
         try:
-            check_scorable(table, batch_size)
+            check_can_be_scored(table, batch_size)
             good.append(table)
         except InputError as error:
             errors.append(error)
@@ -42,7 +42,7 @@ def scorable(tables: Sequence[Rollouts], batch_size: int) -> tuple[list[Rollouts
     return good, [str(error) for error in errors]
 
 
-def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int | None, bars: Bars) -> list[Board]:
+def score_all_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int | None, bars: Bars) -> list[Board]:
     """A board for each table, in order.
 
     Args:
@@ -52,16 +52,18 @@ def score_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int 
         bars: Where progress goes, and the first rows.
 
     Raises:
-        InputError: if a table cannot be scored (see `scorable`), a baseline file cannot be read, or no row has a name
+        InputError: if a table cannot be scored (see `separate_scorable_tables`), a baseline file cannot be read, or no row has a name
             that is asked for.
     """
     for table in tables:
-        check_settings(table, settings)
-    jobs = min(jobs or _usable_cores(), len(tables))
+        check_board_settings(table, settings)
+    jobs = min(jobs or _count_usable_cores(), len(tables))
     watching = _Watching(bars)
     if jobs == 1:
-        return [make_board(table, settings, partial(watching.tell, table.name)) for table in tables]
-    return _in_processes(tables, settings, jobs, watching)
+        return [
+            make_baseline_board(table, settings, partial(watching.report_row_progress, table.name)) for table in tables
+        ]
+    return _score_in_processes(tables, settings, jobs, watching)
 
 
 class _Watching:
@@ -72,35 +74,39 @@ class _Watching:
         self.bars = bars
         self.scores: dict[str, list[Score]] = {}
 
-    def tell(self, name: str, what: str | Score, done: int, total: int) -> None:
+    def report_row_progress(self, name: str, what: str | Score, done: int, total: int) -> None:
         """A row has begun (its label), or is there (its score)."""
         scores = self.scores.setdefault(name, [])
-        if not self.bars.console.is_terminal:
+        if not self.bars.stderr_console.is_terminal:
             if isinstance(what, Score):
-                remark(f"{name}: {done} of {total}, {row_in_words(what)}")
+                print_remark(f"{name}: {done} of {total}, {describe_board_row(what)}")
             else:
-                self.bars.tell(name, what, done, total)
+                self.bars.report_progress(name, what, done, total)
             return
         if isinstance(what, Score):
             scores.append(what)
-            self.bars.show(board_so_far(self.bars.console, name, scores))
-        self.bars.tell(name, ahead_so_far(scores) or str(what), done, total)
+            self.bars.show_above_bars(make_partial_board(self.bars.stderr_console, name, scores))
+        self.bars.report_progress(name, describe_leader_so_far(scores) or str(what), done, total)
 
 
-def _usable_cores() -> int:
+def _count_usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int, watching: _Watching) -> list[Board]:
+def _score_in_processes(
+    tables: Sequence[Rollouts], settings: BoardSettings, jobs: int, watching: _Watching
+) -> list[Board]:
     context = multiprocessing.get_context("spawn")
     messages = context.Queue()
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by the children when they load numpy
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_child, initargs=(messages,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_child_process, initargs=(messages,))
     try:
         # Largest first, so that the last one to finish is a small one.
         order = sorted(range(len(tables)), key=lambda i: -tables[i].n_tasks)
-        futures: dict[int, Future[Board]] = {i: pool.submit(_score_in_child, tables[i], settings) for i in order}
+        futures: dict[int, Future[Board]] = {
+            i: pool.submit(_score_in_child_process, tables[i], settings) for i in order
+        }
         left = set(futures.values())
         while left:
             done, left = wait(left, timeout=0.2, return_when="FIRST_EXCEPTION")
@@ -128,22 +134,22 @@ def _in_processes(tables: Sequence[Rollouts], settings: BoardSettings, jobs: int
 def _pass_messages_on(messages: Any, watching: _Watching) -> None:
     while True:
         try:
-            watching.tell(*messages.get_nowait())
+            watching.report_row_progress(*messages.get_nowait())
         except queue.Empty:
             return
 
 
-def _prepare_child(messages: Any) -> None:
+def _prepare_child_process(messages: Any) -> None:
     global _messages
     _messages = messages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
 
 
-def _score_in_child(table: Rollouts, settings: BoardSettings) -> Board:
-    def tell(what: str | Score, done: int, total: int) -> None:
+def _score_in_child_process(table: Rollouts, settings: BoardSettings) -> Board:
+    def send_row_progress(what: str | Score, done: int, total: int) -> None:
         _messages.put((table.name, what, done, total))
 
     try:
-        return make_board(table, settings, tell)
+        return make_baseline_board(table, settings, send_row_progress)
     except InputError as error:
         raise InputError(str(error)) from None  # plain, so that it survives the way between processes

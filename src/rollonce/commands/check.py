@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Flag, out, print_json
-from rollonce.reports.check import audit_json, print_audit
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
+from rollonce.commands.terminal import Flag, print_json_document, results_console
+from rollonce.reports.check import make_audit_json, print_audit_results
 from rollonce.reports.decision import decide_on_audit, print_decision
 
 HELP = """\
@@ -54,26 +54,26 @@ def run(args: Args) -> int:
     from rollonce.baselines import Baseline
     from rollonce.testing import check_baseline
 
-    baseline = _subject(args.baseline)
+    baseline = _load_audit_subject(args.baseline)
     prompts = None
     if args.on is not None:
-        prompts = read(find_sources([args.on], args.reader, together=True)[0], args.reader).tasks
+        prompts = read_source_table(find_rollout_sources([args.on], args.reader, together=True)[0], args.reader).tasks
     results = check_baseline(baseline, prompts=prompts, seed=args.seed)
     label = baseline.label if isinstance(baseline, Baseline) else args.baseline
     provenance = baseline.provenance if isinstance(baseline, Baseline) else None
     decision = decide_on_audit(results, args.baseline, provenance)
     if args.json:
-        print_json(audit_json(args.baseline, label, results, provenance) | {"decision": decision})
+        print_json_document(make_audit_json(args.baseline, label, results, provenance) | {"decision": decision})
     else:
-        print_audit(out(), label, results, provenance)
-        print_decision(out(), decision)
+        print_audit_results(results_console(), label, results, provenance)
+        print_decision(results_console(), decision)
     return 0 if all(r.passed for r in results) else 1
 
 
-def _subject(what: str) -> Any:
+def _load_audit_subject(what: str) -> Any:
     """What is audited: a named or saved baseline, or the object that ``module:name`` names. A plain function stays one:
     it may ask for responses here, so that a leak can show."""
     from rollonce.baselines import load_baseline
-    from rollonce.importing import import_object
+    from rollonce.importing import import_named_object
 
-    return import_object(what) if ":" in what and not what.endswith(".json") else load_baseline(what)
+    return import_named_object(what) if ":" in what and not what.endswith(".json") else load_baseline(what)

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from rollonce.collecting.run import Collected, collect
+from rollonce.collecting.run import Collected, collect_rollouts
 from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.store import Store
-from rollonce.collecting.summary import Cost, Summary, cost_of, summarise
-from rollonce.commands.terminal import Bars, Flag, out, print_json, remark
+from rollonce.collecting.summary import Cost, Summary, compute_collection_cost, summarise_collection
+from rollonce.commands.terminal import Bars, Flag, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
 from rollonce.reports.collect import print_collection
 from rollonce.rollouts import Rollouts
-from rollonce.tasks import source_usages
+from rollonce.tasks import list_source_usages
 
 HELP = """\
 Calibration rollouts from a policy: some tasks, several rollouts of each, graded
@@ -40,7 +40,7 @@ Examples:
   rollonce collect ./checkpoint --tasks-from "reasoning-gym:chain_sum + gcd"
       --out rg.jsonl
 """
-_SOURCES = f"One of {source_usages()}, verifiers:TASKSET. The policy embedded has embedded by default."
+_SOURCES = f"One of {list_source_usages()}, verifiers:TASKSET. The policy embedded has embedded by default."
 _Text = arg(metavar="TEXT", help_behavior_hint="")
 _Price = arg(metavar="X", help_behavior_hint="")
 
@@ -111,27 +111,27 @@ def run(args: Args) -> int:
     Raises:
         InputError: for anything that the user can mend.
     """
-    settings = _settings(args)
+    settings = _settings_from_arguments(args)
     with Bars() as bars:
-        done = collect(settings, tell=_progress(settings, bars), say=remark)
+        done = collect_rollouts(settings, tell=_make_progress_reporter(settings, bars), say=print_remark)
     from rollonce.readers import read_rollouts
 
-    table = read_rollouts([str(done.path)], columns=_columns(done))
-    summary = summarise(table, done.path, seed=settings.seed)
-    cost = cost_of(done.counts, settings)
-    following = _next_command(done, table)
+    table = read_rollouts([str(done.path)], columns=_find_shared_columns(done))
+    summary = summarise_collection(table, done.path, seed=settings.seed)
+    cost = compute_collection_cost(done.counts, settings)
+    following = _suggest_next_command(done, table)
     if args.json:
-        print_json(_as_json(settings, done, summary, cost, following))
+        print_json_document(_collection_as_json(settings, done, summary, cost, following))
     else:
-        print_collection(out(), settings, done, table, summary=summary, cost=cost, next_command=following)
+        print_collection(results_console(), settings, done, table, summary=summary, cost=cost, next_command=following)
     return 0
 
 
-def _settings(args: Args) -> CollectSettings:
+def _settings_from_arguments(args: Args) -> CollectSettings:
     embedded = args.policy == "embedded" and args.url is None
     source = args.tasks_from or ("embedded" if embedded else None)
     if source is None:
-        raise InputError(f"say where the tasks come from with --tasks-from: one of {source_usages()}")
+        raise InputError(f"say where the tasks come from with --tasks-from: one of {list_source_usages()}")
     try:
         extra = {} if args.extra is None else json.loads(args.extra)
     except ValueError as error:
@@ -164,18 +164,18 @@ def _settings(args: Args) -> CollectSettings:
     )
 
 
-def _progress(settings: CollectSettings, bars: Bars) -> Callable[[Store, int], None]:
-    def tell(store: Store, total: int) -> None:
-        counts = store.counts()
+def _make_progress_reporter(settings: CollectSettings, bars: Bars) -> Callable[[Store, int], None]:
+    def report_rollouts_done(store: Store, total: int) -> None:
+        counts = store.count_rollouts_and_tokens()
         mean = sum(reward for reward, _, _ in store.rows.values()) / len(store.rows)
-        money = cost_of(counts, settings).money
+        money = compute_collection_cost(counts, settings).money
         spent = f"{counts.response_tokens / 1000:.0f}k tokens" if money is None else f"{money:.2f} spent"
-        bars.tell("rollouts", f"mean {mean:.2f}, {spent}", counts.rollouts, total)
+        bars.report_progress("rollouts", f"mean {mean:.2f}, {spent}", counts.rollouts, total)
 
-    return tell
+    return report_rollouts_done
 
 
-def _columns(done: Collected) -> list[str]:
+def _find_shared_columns(done: Collected) -> list[str]:
     """The columns that every row has: those that a baseline may read."""
     import orjson
 
@@ -189,7 +189,7 @@ def _columns(done: Collected) -> list[str]:
     return list(shared or ())
 
 
-def _next_command(done: Collected, table: Rollouts) -> str:
+def _suggest_next_command(done: Collected, table: Rollouts) -> str:
     words = ["rollonce", "score", str(done.path)]
     for name in table.tasks.column_names:
         if len(set(map(str, table.tasks.column(name)))) > 1:
@@ -199,11 +199,13 @@ def _next_command(done: Collected, table: Rollouts) -> str:
     return shlex.join(words)
 
 
-def _as_json(s: CollectSettings, done: Collected, summary: Summary, cost: Cost, following: str) -> dict[str, Any]:
+def _collection_as_json(
+    s: CollectSettings, done: Collected, summary: Summary, cost: Cost, following: str
+) -> dict[str, Any]:
     top = summary._asdict() | {"file": str(done.path), "added": done.added, "next": following}
     return top | {
         "counts": done.counts,
         "cost": cost,
         "server": done.server,
-        "settings": s.pinned(),
+        "settings": s.pinned_settings(),
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from rollonce.commands.terminal import Bars, Flag, print_json, remark
+from rollonce.commands.terminal import Bars, Flag, print_json_document, print_remark
 from rollonce.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,16 +64,16 @@ class Args:
 
 def run(args: Args) -> int:
     """Run what is missing, then report. Exit code 1 if a run could not be made, 130 if stopped."""
-    from rollonce.training import need_extra
+    from rollonce.training import check_training_extra
     from rollonce.training.config import CompareConfig, ExperimentConfig
-    from rollonce.training.loading import load_config, runs_of
-    from rollonce.training.sections import validated
+    from rollonce.training.loading import list_comparison_runs, load_experiment_config
+    from rollonce.training.sections import validate_section
 
-    config = load_config(args.config)
-    need_extra()
-    from rollonce.files import check_writable
-    from rollonce.training.compare import compare
-    from rollonce.training.comparison_runs import Progress, check_start
+    config = load_experiment_config(args.config)
+    check_training_extra()
+    from rollonce.files import check_files_writable
+    from rollonce.training.compare import compare_in_processes
+    from rollonce.training.comparison_runs import Progress, check_comparison_start
     from rollonce.training.cost import Pace
 
     changes = {
@@ -81,46 +81,48 @@ def run(args: Args) -> int:
         "processes": config.compare.processes if args.processes is None else args.processes,
         "devices": ("auto" if args.devices == ("auto",) else args.devices) or config.compare.devices,
     }
-    section = validated(CompareConfig, {**config.compare.model_dump(), **changes}, "the options")
+    section = validate_section(CompareConfig, {**config.compare.model_dump(), **changes}, "the options")
     # Checked with the rest of the file: some options exclude some of its keys.
-    config = validated(
+    config = validate_section(
         ExperimentConfig, {**config.model_dump(exclude_unset=True), "compare": section.model_dump()}, "the options"
     )
-    check_start(config, runs_here=args.ray is None)
+    check_comparison_start(config, runs_here=args.ray is None)
     out = Path(args.out or f"runs/{Path(args.config).stem}")
     if args.report and Path(args.report).resolve().parent not in (
         out.resolve(),
         *out.resolve().parents,
     ):  # those it will make
-        check_writable(args.report)
+        check_files_writable(args.report)
     if args.check:
-        return check(config, out, args)
+        return estimate_comparison_cost(config, out, args)
     if args.tokens_per_second is not None or args.response_tokens is not None:
         raise InputError("--tokens-per-second and --response-tokens are for --check")
     if args.ray is not None and len(args.ray) > 1:
         raise InputError(f"--ray takes one address, not {len(args.ray)}: {' '.join(args.ray)}")
-    total = len(runs_of(config))
-    remark(
+    total = len(list_comparison_runs(config))
+    print_remark(
         f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}"
     )
     pace = Pace(out)
     with Bars() as bars:
 
-        def tell(p: Progress) -> None:
-            if sentence := pace.sentence(p.steps_done):
-                remark(sentence)
-            bars.tell("steps of all runs", "; ".join(p.running), p.steps_done, p.steps_total)
+        def report_steps_done(p: Progress) -> None:
+            if sentence := pace.sentence_when_due(p.steps_done):
+                print_remark(sentence)
+            bars.report_progress("steps of all runs", "; ".join(p.running), p.steps_done, p.steps_total)
 
         if args.ray is None:
-            outcome = compare(config, out, tell)
+            outcome = compare_in_processes(config, out, report_steps_done)
         else:
-            from rollonce.training.ray_cluster import compare_on_ray
+            from rollonce.training.ray_cluster import compare_on_ray_cluster
 
-            outcome = compare_on_ray(config, out, address=args.ray[0] if args.ray else None, tell=tell)
+            outcome = compare_on_ray_cluster(
+                config, out, address=args.ray[0] if args.ray else None, tell=report_steps_done
+            )
     for error in outcome.errors:
-        remark(f"not run: {error}")
+        print_remark(f"not run: {error}")
     if outcome.interrupted:
-        remark(f"stopped with {outcome.done} of {total} runs done; the same command goes on")
+        print_remark(f"stopped with {outcome.done} of {total} runs done; the same command goes on")
         return 130
     if not outcome.done:
         raise InputError(f"no run could be made: {outcome.errors[0] if outcome.errors else 'nothing was asked for'}")
@@ -130,21 +132,26 @@ def run(args: Args) -> int:
     return 1 if outcome.errors else 0
 
 
-def check(config: ExperimentConfig, out: Path, args: Args) -> int:
+def estimate_comparison_cost(config: ExperimentConfig, out: Path, args: Args) -> int:
     """Say what the comparison will take, and leave it in OUT/cost.json for its first minutes to be held against."""
-    from rollonce.commands.terminal import out as console
-    from rollonce.reports.cost import print_cost
-    from rollonce.training.cost import estimate, given_steps, measure_steps, save_cost
-    from rollonce.training.devices import with_devices
-    from rollonce.training.rolling import tasks_of
+    from rollonce.commands.terminal import results_console as console
+    from rollonce.reports.cost import print_comparison_cost
+    from rollonce.training.cost import (
+        estimate_comparison_cost,
+        measure_step_costs,
+        save_comparison_cost,
+        step_costs_from_throughput,
+    )
+    from rollonce.training.devices import assign_run_devices
+    from rollonce.training.rolling import load_configured_tasks
 
-    config, places = with_devices(config)
+    config, places = assign_run_devices(config)
     if args.tokens_per_second is not None:
         limit = config.train.max_new_tokens or (96 if config.policy.source == "embedded" else 512)
         tokens = args.response_tokens or limit / 2
         if not args.tokens_per_second > 0 or not tokens > 0:
             raise InputError("--tokens-per-second and --response-tokens must be above 0")
-        steps = given_steps(config, args.tokens_per_second, tokens)
+        steps = step_costs_from_throughput(config, args.tokens_per_second, tokens)
         how = f"Computed from {args.tokens_per_second:g} response tokens per second and {tokens:g} tokens per response."
     elif config.policy.engine == "tinker":
         steps = {}
@@ -152,15 +159,17 @@ def check(config: ExperimentConfig, out: Path, args: Args) -> int:
     else:
         with Bars() as bars:
             arms = len(config.arms)
-            steps = measure_steps(config, lambda arm: bars.tell("measuring a step of each arm", arm, 0, arms))
+            steps = measure_step_costs(
+                config, lambda arm: bars.report_progress("measuring a step of each arm", arm, 0, arms)
+            )
         how = (
             "Measured: one step of each arm and some held-out answers, on this machine, one at a time, with the start "
             "policy. Responses change in length as the policy learns."
         )
-    cost = estimate(config, tasks_of(config.tasks), steps, places=len(places), how=how)
-    save_cost(cost, out)
+    cost = estimate_comparison_cost(config, load_configured_tasks(config.tasks), steps, places=len(places), how=how)
+    save_comparison_cost(cost, out)
     if args.json:
-        print_json(cost)
+        print_json_document(cost)
     else:
-        print_cost(console(), cost)
+        print_comparison_cost(console(), cost)
     return 0

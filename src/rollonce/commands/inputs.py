@@ -12,11 +12,11 @@ from typing import Annotated, Any, NamedTuple
 from tyro.conf import UseAppendAction, arg
 
 from rollonce import datasets
-from rollonce.commands.terminal import Bars, Flag, remark
+from rollonce.commands.terminal import Bars, Flag, print_remark
 from rollonce.errors import InputError
 from rollonce.readers.options import Options, ReadOptions
-from rollonce.readers.paths import name_of_set
-from rollonce.readers.read import RolloutFile, find_files, read_files, read_rollouts
+from rollonce.readers.paths import derive_set_name
+from rollonce.readers.read import RolloutFile, find_rollout_files, read_rollout_files, read_rollouts
 from rollonce.rollouts import Rollouts
 
 _STEP_FOLDER = re.compile(r"^(?:global_)?(?:step|iteration|iter|epoch)[_-]?\d+", re.IGNORECASE)
@@ -68,7 +68,7 @@ class ReaderOptions:
     max_prompt_chars: Annotated[int, arg(metavar="N")] = 1_000_000
     """Longer prompts are refused: most often the wrong key was read."""
 
-    def keywords(self) -> ReadOptions:
+    def as_read_options(self) -> ReadOptions:
         """For `read_rollouts` and `follow`."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         # "a,b" is two columns, unless the comma belongs to a pattern.
@@ -83,11 +83,11 @@ class Source(NamedTuple):
     found: tuple[RolloutFile, ...]
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def file_paths(self) -> tuple[str, ...]:
         return tuple(str(file.probe.path) for file in self.found)
 
 
-def find_sources(
+def find_rollout_sources(
     words: Sequence[str],
     options: ReaderOptions,
     *,
@@ -112,45 +112,46 @@ def find_sources(
     """
     if together and separate:
         raise InputError("--together and --separate exclude each other")
-    sources = [Source(name, ()) for name in datasets.names(with_log_probs=False)] if all_datasets else []
+    sources = [Source(name, ()) for name in datasets.list_dataset_names(with_log_probs=False)] if all_datasets else []
     groups: dict[Any, dict[str, RolloutFile]] = {}
-    format = Options.of(options.keywords()).forced_format
+    format = Options.from_keywords(options.as_read_options()).forced_format_name
     for word in words:
-        shipped = _shipped(word)
+        shipped = _match_shipped_set(word)
         if shipped:
             sources += [] if any(s.name == shipped and not s.found for s in sources) else [Source(shipped, ())]
             continue
-        for file in find_files([word], format):
+        for file in find_rollout_files([word], format):
             path = str(file.probe.path)
-            key = "all" if together else path if separate else _belongs_to(file)
+            key = "all" if together else path if separate else _table_key_of_file(file)
             groups.setdefault(key, {}).setdefault(path, file)
     if not sources and not groups:
         raise InputError(
-            "no FILES given; name files, directories, or a set that comes with rollonce: " + ", ".join(datasets.names())
+            "no FILES given; name files, directories, or a set that comes with rollonce: "
+            + ", ".join(datasets.list_dataset_names())
         )
-    return _with_names(sources, [tuple(files.values()) for files in groups.values()])
+    return _add_named_sources(sources, [tuple(files.values()) for files in groups.values()])
 
 
-def _shipped(word: str) -> str:
+def _match_shipped_set(word: str) -> str:
     if os.path.exists(os.path.expanduser(word)) or glob.has_magic(word) or not word:
         return ""
     try:
-        return datasets.describe(word).name
+        return datasets.describe_dataset(word).name
     except InputError as error:
         if not re.fullmatch(r"[\w.-]+", word) or re.search(r"\.(jsonl?|csv|tsv|parquet|gz|eval)$", word):
             return ""  # meant as a path: the reader says that there is no such file
         raise InputError(f"no such file or directory, and {error.message}", file=word) from None
 
 
-def _belongs_to(file: RolloutFile) -> Any:
+def _table_key_of_file(file: RolloutFile) -> Any:
     """Files with the same key make one table."""
     path, format = file.probe.path, file.format
     if format.whole_file:
         return str(path)
-    return (file.policy, *_belongs_to_run(file))
+    return (file.sampling_policy, *_run_key_of_file(file))
 
 
-def _belongs_to_run(file: RolloutFile) -> tuple[str, ...]:
+def _run_key_of_file(file: RolloutFile) -> tuple[str, ...]:
     path, format = file.probe.path, file.format
     stem = re.sub(r"(\.\w+)?(\.gz)?$", "", path.name)
     folder = "/".join("#" if _STEP_FOLDER.match(part) else part for part in path.parent.parts)
@@ -163,14 +164,14 @@ def _belongs_to_run(file: RolloutFile) -> tuple[str, ...]:
     return format.name, folder, re.sub(r"\d+", "#", path.name)
 
 
-def _with_names(sources: list[Source], groups: list[tuple[RolloutFile, ...]]) -> list[Source]:
+def _add_named_sources(sources: list[Source], groups: list[tuple[RolloutFile, ...]]) -> list[Source]:
     taken = {s.name for s in sources}
     for files in groups:
         first = files[0].probe.path
-        stem = name_of_set(first)
+        stem = derive_set_name(first)
         folders = [p for p in first.resolve().parent.parts[1:] if not _STEP_FOLDER.match(p)]
         name = stem if len(files) == 1 or not folders else folders[-1]
-        if not files[0].format.whole_file and (policy := files[0].policy):
+        if not files[0].format.whole_file and (policy := files[0].sampling_policy):
             name = policy
         candidates = [name, *("/".join([*folders[-k:], stem]) for k in range(1, len(folders) + 1)), str(first)]
         name = next((c for c in candidates if c not in taken), f"{name} ({len(taken)})")
@@ -179,26 +180,28 @@ def _with_names(sources: list[Source], groups: list[tuple[RolloutFile, ...]]) ->
     return sources
 
 
-def read(source: Source, options: ReaderOptions, bars: Bars | None = None) -> Rollouts:
+def read_source_table(source: Source, options: ReaderOptions, bars: Bars | None = None) -> Rollouts:
     """The table of one source; on stderr the fields that it could have used as columns."""
-    table = _read(source, options, bars)
+    table = _read_without_remarks(source, options, bars)
     if table.unused_columns:
         names = ", ".join(column.partition("=")[0] for column in table.unused_columns)
         flags = " ".join(f"--columns {column}" for column in table.unused_columns[:3])
-        remark(f"{table.name}: not used: {names} ({flags})")
+        print_remark(f"{table.name}: not used: {names} ({flags})")
     return table
 
 
-def _read(source: Source, options: ReaderOptions, bars: Bars | None) -> Rollouts:
-    tell = (lambda done, total: bars.tell(f"reading {source.name}", "", done, total)) if bars else None
+def _read_without_remarks(source: Source, options: ReaderOptions, bars: Bars | None) -> Rollouts:
+    tell = (lambda done, total: bars.report_progress(f"reading {source.name}", "", done, total)) if bars else None
     if source.found:
-        return read_files(
+        return read_rollout_files(
             source.found,
-            Options.of(options.keywords()),
+            Options.from_keywords(options.as_read_options()),
             name=source.name,
-            source=", ".join(source.files),
+            source=", ".join(source.file_paths),
             progress=tell,
         )
     if options == ReaderOptions():
         return datasets.load(source.name)
-    return read_rollouts(datasets.path(source.name), name=source.name, progress=tell, **options.keywords())
+    return read_rollouts(
+        datasets.locate_dataset_file(source.name), name=source.name, progress=tell, **options.as_read_options()
+    )

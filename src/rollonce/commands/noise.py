@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
+from rollonce.commands.terminal import Bars, Flag, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
-from rollonce.tasks import SPLITS, source_usages, split_named
+from rollonce.tasks import SPLITS, canonical_split_name, list_source_usages
 
 if TYPE_CHECKING:
     from rollonce.noise.session import MeasurementSettings
@@ -48,7 +48,7 @@ class Args:
 
     policy: Annotated[str, arg(metavar="DIR")] = "embedded"
     """The policy: the one that comes with rollonce, or a directory of transformers."""
-    tasks: Annotated[str, arg(metavar="SOURCE", help=f"One of {source_usages()}.")] = "embedded"
+    tasks: Annotated[str, arg(metavar="SOURCE", help=f"One of {list_source_usages()}.")] = "embedded"
     split: Annotated[str | None, arg(metavar="SPLIT", help_behavior_hint="")] = None
     """Which of its splits: train, holdout or test. Default: holdout; with --baseline test, which `collect`
     leaves alone."""
@@ -120,30 +120,30 @@ def run(args: Args) -> int:
     Raises:
         InputError: for anything wrong with options, policy, tasks or rewards.
     """
-    from rollonce.files import check_writable, plain_json, write_json_file
+    from rollonce.files import check_files_writable, convert_to_plain_json, write_json_file
     from rollonce.policies import load_embedded  # noqa: F401  (a missing extra is said before tasks are made)
-    from rollonce.testing.given import load_given
+    from rollonce.testing.given import load_given_baseline
 
-    _check_options(args)
-    check_writable(args.report, args.save)
+    _check_noise_options(args)
+    check_files_writable(args.report, args.save)
     from rollonce.noise.session import measure_policy
     from rollonce.scoring.exponent import exponent_document
 
-    given = [load_given(what) for what in args.baseline]
-    settings = _checked_settings(args)
+    given = [load_given_baseline(what) for what in args.baseline]
+    settings = _make_measurement_settings(args)
     with Bars() as bars:
-        tasks = _tasks_asked_for(args)
-        given = [baseline.fit(tasks.as_tasks()) for baseline in given]
-        policy = _policy_asked_for(args, args.policy)
-        measured = measure_policy(policy, tasks, settings, baselines=given, tell=bars.tell)
-        if any(baseline.keeps_fit for baseline in given):
-            notes = [_seen_so_far(args), *measured.noise.notes]
+        tasks = _load_requested_tasks(args)
+        given = [baseline.fit(tasks.as_feature_tasks()) for baseline in given]
+        policy = _load_requested_policy(args, args.policy)
+        measured = measure_policy(policy, tasks, settings, baselines=given, tell=bars.report_progress)
+        if any(baseline.keeps_existing_fit for baseline in given):
+            notes = [_note_on_seen_tasks(args), *measured.noise.notes]
             measured = measured._replace(noise=measured.noise._replace(notes=notes))
         lagged = lag = None
         if args.lagged is not None:
-            from rollonce.noise.moments import lag_effect
+            from rollonce.noise.moments import measure_lag_effect
 
-            sampler = _policy_asked_for(args, args.lagged, sampler=True)
+            sampler = _load_requested_policy(args, args.lagged, sampler=True)
             lagged = measure_policy(
                 policy,
                 tasks,
@@ -151,45 +151,45 @@ def run(args: Args) -> int:
                 baselines=given,
                 sampler=sampler,
                 like=measured.gradients,
-                tell=lambda what, *rest: bars.tell(f"lagged: {what}", *rest),
+                tell=lambda what, *rest: bars.report_progress(f"lagged: {what}", *rest),
             )
-            lag = lag_effect(*((m.rollouts, m.gradients.sketches_RD, m.noise) for m in (measured, lagged)))
+            lag = measure_lag_effect(*((m.rollouts, m.gradients.sketches_RD, m.noise) for m in (measured, lagged)))
     for which in (measured, lagged):
         if which is not None and which.grader_failures:
-            remark(f"the grader failed on {which.grader_failures}")
+            print_remark(f"the grader failed on {which.grader_failures}")
     if args.save:
-        exponents = {e.metric: plain_json(e) for e in measured.exponents}
+        exponents = {e.metric: convert_to_plain_json(e) for e in measured.exponents}
         write_json_file(args.save, exponent_document(exponents, args.policy))
     if args.report:
         from rollonce.reports.noise_page import write_noise_page
 
-        write_noise_page(args.report, measured, command_line("noise"), lagged, lag)
+        write_noise_page(args.report, measured, command_as_typed("noise"), lagged, lag)
     if args.json:
         from rollonce import __version__
-        from rollonce.reports.noise import noise_json
+        from rollonce.reports.noise import make_noise_json
 
         document: dict[str, Any] = {
             "rollonce": __version__,
-            "command": command_line("noise"),
-            "settings": _plain_settings(args),
+            "command": command_as_typed("noise"),
+            "settings": _settings_as_json(args),
         }
-        document |= noise_json(measured)
+        document |= make_noise_json(measured)
         if lagged is not None and lag is not None:
-            document["lagged"] = noise_json(lagged, lag)
-        print_json(document)
+            document["lagged"] = make_noise_json(lagged, lag)
+        print_json_document(document)
     else:
-        from rollonce.reports.noise import print_noise
+        from rollonce.reports.noise import print_noise_report
 
-        print_noise(out(), measured, lagged, lag)
+        print_noise_report(results_console(), measured, lagged, lag)
     for path in filter(None, (args.report, args.save)):
-        remark(f"wrote {path}")
+        print_remark(f"wrote {path}")
     return 0
 
 
-def _check_options(args: Args) -> None:
-    from rollonce.collecting.settings import check_source
+def _check_noise_options(args: Args) -> None:
+    from rollonce.collecting.settings import check_source_options
 
-    check_source(args.tasks, args.grader, args.columns)
+    check_source_options(args.tasks, args.grader, args.columns)
     least = {
         "rollouts": 2,
         "batch_size": 2,
@@ -205,7 +205,7 @@ def _check_options(args: Args) -> None:
     for name, bound in {**least, "seed": 0}.items():
         if getattr(args, name) < bound:
             raise InputError(f"--{name.replace('_', '-')} must be at least {bound}, not {getattr(args, name)}")
-    if _split_of_tasks(args) not in SPLITS:
+    if _choose_task_split(args) not in SPLITS:
         raise InputError(f"--split must be one of {', '.join(SPLITS)}, not {args.split!r}")
     if args.n_tasks < 3 * args.batch_size:
         raise InputError(
@@ -232,13 +232,13 @@ def _check_options(args: Args) -> None:
         )
 
 
-def _checked_settings(args: Args) -> MeasurementSettings:
+def _make_measurement_settings(args: Args) -> MeasurementSettings:
     from rollonce.noise.optimizers import OptimizerSettings
     from rollonce.noise.session import MeasurementSettings
     from rollonce.training.config import TrainConfig
-    from rollonce.training.loading import load_config
+    from rollonce.training.loading import load_experiment_config
 
-    train = load_config(args.config).train if args.config else TrainConfig()
+    train = load_experiment_config(args.config).train if args.config else TrainConfig()
     limit = train.max_grad_norm if args.max_grad_norm is None else args.max_grad_norm or None
     optimizer = OptimizerSettings(args.optimizer, train.beta1, train.beta2, train.epsilon, limit)
     return MeasurementSettings(
@@ -247,7 +247,7 @@ def _checked_settings(args: Args) -> MeasurementSettings:
         window=args.window,
         batches=args.batches,
         replications=args.replications,
-        optimizer=optimizer.checked(),
+        optimizer=optimizer.checked_settings(),
         arms=args.arms,
         aggregation=args.aggregation,
         metric=args.metric,
@@ -259,21 +259,21 @@ def _checked_settings(args: Args) -> MeasurementSettings:
     )
 
 
-def _plain_settings(args: Args) -> dict[str, Any]:
+def _settings_as_json(args: Args) -> dict[str, Any]:
     return {k: list(v) if isinstance(v := getattr(args, k), tuple) else v for k in args.__dataclass_fields__} | {
-        "split": _split_of_tasks(args)
+        "split": _choose_task_split(args)
     }
 
 
-def _split_of_tasks(args: Args) -> str:
+def _choose_task_split(args: Args) -> str:
     # `collect` draws from the hold-out by the same seed, so that there a baseline tuned on its rollouts would meet its
     # own tasks again.
-    return split_named(args.split) if args.split else "test" if args.baseline else "holdout"
+    return canonical_split_name(args.split) if args.split else "test" if args.baseline else "holdout"
 
 
-def _seen_so_far(args: Args) -> str:
+def _note_on_seen_tasks(args: Args) -> str:
     """What is known of the tasks that a saved baseline was tuned on."""
-    split = _split_of_tasks(args)
+    split = _choose_task_split(args)
     if split == "test":
         return (
             "Tasks are of the split test: a saved baseline tuned on hold-out tasks, which `rollonce collect` draws "
@@ -287,21 +287,21 @@ def _seen_so_far(args: Args) -> str:
     )
 
 
-def _tasks_asked_for(args: Args) -> TaskSet:
-    from rollonce.tasks import TaskRequest, choose, load_tasks, source_of
+def _load_requested_tasks(args: Args) -> TaskSet:
+    from rollonce.tasks import TaskRequest, choose_tasks, load_tasks, parse_source_spec
 
-    split = _split_of_tasks(args)
-    numbers = source_of(args.tasks)[0].numbers_for(split, args.n_tasks)
+    split = _choose_task_split(args)
+    numbers = parse_source_spec(args.tasks)[0].numbers_for_one_split(split, args.n_tasks)
     request = TaskRequest(seed=args.seed, grader=args.grader, columns=args.columns, **numbers)
     chosen = getattr(load_tasks(args.tasks, request), split)
     if len(chosen) < args.n_tasks:
         raise InputError(
             f"the {split} split of {args.tasks} has {len(chosen)} tasks, fewer than --n-tasks {args.n_tasks}"
         )
-    return choose(chosen, args.n_tasks, args.seed) if len(chosen) > args.n_tasks else chosen
+    return choose_tasks(chosen, args.n_tasks, args.seed) if len(chosen) > args.n_tasks else chosen
 
 
-def _policy_asked_for(args: Args, source: str, sampler: bool = False) -> TransformersPolicy:
+def _load_requested_policy(args: Args, source: str, sampler: bool = False) -> TransformersPolicy:
     from rollonce.policies import LoraSettings, TransformersPolicy, load_embedded
 
     options: dict[str, Any] = {"device": args.device, "bf16": args.bf16, "sample_rows": args.sample_rows}

@@ -7,15 +7,15 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import out, print_json
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
+from rollonce.commands.terminal import print_json_document, results_console
 from rollonce.errors import InputError
 from rollonce.reports.decision import decide_on_plan, print_decision
-from rollonce.reports.plan import print_plan, print_power
-from rollonce.scoring.exponent import read_exponent
-from rollonce.testing.given import load_given
-from rollonce.tuning.planning import Plan, difficulty, plan_from_moments, plan_from_rollouts
-from rollonce.tuning.power import power_table
+from rollonce.reports.plan import print_decision_power, print_plan_summary
+from rollonce.scoring.exponent import read_surprisal_exponent
+from rollonce.testing.given import load_given_baseline
+from rollonce.tuning.planning import Plan, difficulty_from_moments, plan_from_moments, plan_from_rollouts
+from rollonce.tuning.power import tabulate_rule_power
 from rollonce.tuning.step_objective import ObjectiveName
 
 HELP = """\
@@ -94,20 +94,20 @@ def run(args: Args) -> int:
         raise InputError("--n and --true-difference belong to --power")
     if not args.baseline and (args.objective != "b_eff" or args.exponent is not None):
         raise InputError("--objective and --exponent are for a baseline's step; give --baseline FILE")
-    made = _from_rollouts(args) if args.files else _from_moments(args)
+    made = _make_plan_from_rollouts(args) if args.files else _make_plan_from_moments(args)
     decision = decide_on_plan(made, " ".join(args.files) or "FILE", rho_known=args.rho is not None)
     if args.json:
-        print_json(made._asdict() | {"decision": decision})
+        print_json_document(made._asdict() | {"decision": decision})
     else:
-        print_plan(out(), made)
-        print_decision(out(), decision)
+        print_plan_summary(results_console(), made)
+        print_decision(results_console(), decision)
     return 0
 
 
 def _print_power_of_rules(args: Args) -> int:
     if args.n is None:
         raise InputError("--power needs --n, the number of items that both policies are graded on")
-    rules = power_table(
+    rules = tabulate_rule_power(
         args.n,
         args.alpha,
         args.margin,
@@ -117,36 +117,36 @@ def _print_power_of_rules(args: Args) -> int:
     )
     settings = {name: getattr(args, name) for name in ("alpha", "margin", "true_difference", "discordance")}
     if args.json:
-        print_json({"n": args.n, **settings, "target_power": args.target_power, "rules": rules})
+        print_json_document({"n": args.n, **settings, "target_power": args.target_power, "rules": rules})
     else:
-        print_power(out(), rules, n_items=args.n, target_power=args.target_power, **settings)
+        print_decision_power(results_console(), rules, n_items=args.n, target_power=args.target_power, **settings)
     return 0
 
 
-def _from_moments(args: Args) -> Plan:
+def _make_plan_from_moments(args: Args) -> Plan:
     if args.baseline:
         raise InputError("--baseline is scored on rollouts; name a file, or give --b-eff-ratio")
-    moments = difficulty(s2=args.s2, tau2=args.tau2, snr=args.snr, mean=args.mean)
+    moments = difficulty_from_moments(s2=args.s2, tau2=args.tau2, snr=args.snr, mean=args.mean)
     return plan_from_moments(
         args.budget, moments, ratio=args.b_eff_ratio, rho=args.rho or 0.0, mean_known=args.mean is not None
     )
 
 
-def _from_rollouts(args: Args) -> Plan:
+def _make_plan_from_rollouts(args: Args) -> Plan:
     if any(x is not None for x in (args.s2, args.tau2, args.snr, args.mean)):
         raise InputError("moments are measured on the file; give either FILES or --s2, --tau2, --snr, --mean")
     if args.baseline and args.b_eff_ratio is not None:
         raise InputError("give --baseline or --b-eff-ratio, not both")
-    sources = find_sources(args.files, args.reader, together=True)
+    sources = find_rollout_sources(args.files, args.reader, together=True)
     if len(sources) != 1:
         raise InputError(f"rollonce plan works on one set, and these are {len(sources)}")
-    rollouts = read(sources[0], args.reader)
+    rollouts = read_source_table(sources[0], args.reader)
     return plan_from_rollouts(
         rollouts,
         args.budget,
-        baseline=load_given(args.baseline).fit(rollouts.tasks) if args.baseline else None,
+        baseline=load_given_baseline(args.baseline).fit(rollouts.tasks) if args.baseline else None,
         ratio=args.b_eff_ratio,
         rho=args.rho or 0.0,
         objective=args.objective,
-        exponent=read_exponent(args.exponent) if args.exponent is not None else None,
+        exponent=read_surprisal_exponent(args.exponent) if args.exponent is not None else None,
     )

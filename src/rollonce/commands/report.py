@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from rollonce.commands.terminal import Flag, command_line, out, print_json, remark
+from rollonce.commands.terminal import Flag, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ def run(args: Args) -> int:
     Raises:
         InputError: for a directory without usable runs, or bad options.
     """
-    from rollonce.comparison import ComparisonSettings, analyse, load_runs
-    from rollonce.files import check_writable, write_whole_file
+    from rollonce.comparison import ComparisonSettings, analyse_comparison, load_finished_runs
+    from rollonce.files import check_files_writable, write_whole_file
 
     if not args.directory:
         raise InputError("no DIR given; name the directory that `rollonce compare` wrote")
-    check_writable(args.report, args.markdown)
-    command = command_line("report")
-    runs = load_runs(args.directory)
-    analysis = analyse(
+    check_files_writable(args.report, args.markdown)
+    command = command_as_typed("report")
+    runs = load_finished_runs(args.directory)
+    analysis = analyse_comparison(
         runs,
         ComparisonSettings(
             reference=args.reference,
@@ -89,28 +89,28 @@ def run(args: Args) -> int:
 
         write_comparison_page(args.report, analysis, command)
     if args.markdown:
-        from rollonce.reports.comparison_markdown import comparison_markdown
+        from rollonce.reports.comparison_markdown import render_comparison_markdown
 
-        write_whole_file(args.markdown, comparison_markdown(analysis, command))
+        write_whole_file(args.markdown, render_comparison_markdown(analysis, command))
     if args.json:
-        print_json(comparison_json(analysis, command))
+        print_json_document(comparison_json(analysis, command))
     else:
         from rollonce.reports.comparison_table import print_comparison
 
-        print_comparison(out(), analysis)
+        print_comparison(results_console(), analysis)
     for path in filter(None, (args.report, args.markdown)):
-        remark(f"wrote {path}")
+        print_remark(f"wrote {path}")
     return 0
 
 
 def comparison_json(analysis: Analysis, command: str) -> dict[str, Any]:
     """What ``--json`` prints: the whole comparison and its verdict in words."""
     from rollonce import __version__
-    from rollonce.reports.comparison_words import comparison_verdict
+    from rollonce.reports.comparison_words import make_comparison_verdict
 
     return {
         "rollonce": __version__,
         "command": command,
-        "verdict": comparison_verdict(analysis)._asdict(),
+        "verdict": make_comparison_verdict(analysis)._asdict(),
         **analysis.to_dict(),
     }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
+from rollonce.commands.terminal import Bars, Flag, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
 
 HELP = """\
@@ -75,20 +75,20 @@ def run(args: Args) -> int:
     """
     from rollonce.experiments.advantages import check_advantages
     from rollonce.experiments.derive import derive_settings
-    from rollonce.experiments.loading import load_spec
-    from rollonce.experiments.prices import parse_price
+    from rollonce.experiments.loading import load_specification
+    from rollonce.experiments.prices import parse_token_price
 
-    loaded = load_spec(args.spec)
+    loaded = load_specification(args.spec)
     try:
         check_advantages(loaded.spec)
-        settings = _with_options(args, derive_settings(loaded.spec))
+        settings = _apply_command_options(args, derive_settings(loaded.spec))
     except InputError as error:
         raise InputError(error.message, file=args.spec) from None
-    price = parse_price(args.price) if args.price is not None else None
+    price = parse_token_price(args.price) if args.price is not None else None
     if args.check:
-        return _check(args, loaded, settings, price)
+        return _print_experiment_check(args, loaded, settings, price)
     try:
-        return _run(args, loaded, settings, price)
+        return _run_experiment_to_verdict(args, loaded, settings, price)
     except InputError:
         raise
     except Exception:
@@ -98,43 +98,43 @@ def run(args: Args) -> int:
         return FAULT
 
 
-def _with_options(args: Args, settings: Any) -> Any:
+def _apply_command_options(args: Args, settings: Any) -> Any:
     """The settings with what the command line says; never against what the specification says."""
     if args.engine is not None and args.engine != settings.engine:
         if settings.origins["engine"].where == "rollonce.engine":
             raise InputError(f"--engine {args.engine} was given, but rollonce.engine is {settings.engine}")
-        settings = settings.with_option("engine", args.engine, "--engine")
+        settings = settings.with_command_option("engine", args.engine, "--engine")
     if args.gsm8k is not None:
         if not settings.tasks.startswith("gsm8k:"):
             raise InputError(f"--gsm8k was given, but the tasks of this specification are {settings.tasks!r}")
-        settings = settings.with_option("tasks", f"gsm8k:{Path(args.gsm8k).expanduser().resolve()}", "--gsm8k")
+        settings = settings.with_command_option("tasks", f"gsm8k:{Path(args.gsm8k).expanduser().resolve()}", "--gsm8k")
     for name, value in (("base_url", args.base_url), ("renderer", args.renderer), ("price", args.price)):
         if value is not None and settings.engine == "local":
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} was given, but this specification runs on this machine")
     if args.base_url is not None:
-        settings = settings.with_option("base_url", args.base_url, "--base-url")
+        settings = settings.with_command_option("base_url", args.base_url, "--base-url")
     if args.renderer is not None:
         if settings.renderer not in (None, args.renderer):
             raise InputError(f"--renderer {args.renderer} was given, but rollonce.renderer is {settings.renderer}")
-        settings = settings.with_option("renderer", args.renderer, "--renderer")
+        settings = settings.with_command_option("renderer", args.renderer, "--renderer")
     return settings
 
 
-def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
-    from rollonce.experiments.pins import resolve_pins
-    from rollonce.experiments.plan import largest_cost, plan_lines
+def _print_experiment_check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
+    from rollonce.experiments.pins import resolve_field_pins
+    from rollonce.experiments.plan import estimate_largest_cost, format_plan_sections
     from rollonce.experiments.readiness import check_readiness
 
     began = time.monotonic()
-    pins = resolve_pins(loaded, settings)
+    pins = resolve_field_pins(loaded, settings)
     ready = check_readiness(settings)
     missing = [r for r in ready if not r.ready]
-    sections = plan_lines(loaded, settings, pins, price)
+    sections = format_plan_sections(loaded, settings, pins, price)
     if args.json:
-        cost = largest_cost(loaded, settings, price)._asdict()
+        cost = estimate_largest_cost(loaded, settings, price)._asdict()
         cost["price"] = cost["price"] and cost["price"]._asdict()
-        print_json(
+        print_json_document(
             {
                 "title": loaded.spec.title,
                 "sha256": loaded.sha256,
@@ -150,7 +150,7 @@ def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
         )
         return 2 if missing or pins.open else 0
     sections.append(("Can it start?", [f"{r.what}: {'' if r.ready else 'NO, '}{r.sentence}" for r in ready]))
-    console = out()
+    console = results_console()
     console.print(f"{loaded.spec.title}\n{args.spec}, sha256 {loaded.sha256}", markup=False, soft_wrap=True)
     for heading, lines in sections:
         console.print(f"\n{heading}", markup=False)
@@ -163,34 +163,38 @@ def _check(args: Args, loaded: Any, settings: Any, price: Any) -> int:
     return 2 if lacking else 0
 
 
-def _run(args: Args, loaded: Any, settings: Any, price: Any) -> int:
-    from rollonce.experiments.engines import make_engine
-    from rollonce.experiments.pins import resolve_pins
-    from rollonce.experiments.readiness import Readiness, check_readiness, refuse_unready
+def _run_experiment_to_verdict(args: Args, loaded: Any, settings: Any, price: Any) -> int:
+    from rollonce.experiments.engines import make_experiment_engine
+    from rollonce.experiments.pins import resolve_field_pins
+    from rollonce.experiments.readiness import Readiness, check_readiness, refuse_unready_run
     from rollonce.experiments.records import locked_directory
     from rollonce.experiments.run import ExperimentRun
     from rollonce.experiments.stages import run_experiment
-    from rollonce.reports.experiment import write_report
+    from rollonce.reports.experiment import write_experiment_report
 
     name = Path(args.spec).name.removesuffix(".json").removesuffix(".spec")
     directory = Path(args.out or f"out/run/{name}").expanduser().resolve()
     with locked_directory(directory), Bars() as bars:
-        engine = make_engine(loaded.spec, settings)
-        run = ExperimentRun(loaded, settings, engine, directory, say=remark, show_progress=bars.tell)
-        if run.chain.latest("decision") is None:
-            still_open = [Readiness(path, False, why) for path, why in resolve_pins(loaded, settings).open.items()]
-            refuse_unready([*check_readiness(settings), *still_open])
+        engine = make_experiment_engine(loaded.spec, settings)
+        run = ExperimentRun(loaded, settings, engine, directory, say=print_remark, show_progress=bars.report_progress)
+        if run.chain.latest_of_stage("decision") is None:
+            still_open = [
+                Readiness(path, False, why) for path, why in resolve_field_pins(loaded, settings).open.items()
+            ]
+            refuse_unready_run([*check_readiness(settings), *still_open])
         try:
             outcome = run_experiment(run)
         finally:
             close = getattr(engine, "close", None)
             if close is not None:
                 close()
-        pages = write_report(directory, command_line("run", sys.argv[1:]), outcome, price)
+        pages = write_experiment_report(directory, command_as_typed("run", sys.argv[1:]), outcome, price)
     if args.json:
-        print_json({**outcome._asdict(), "directory": str(directory), "report": [str(p) for p in pages]})
+        print_json_document({**outcome._asdict(), "directory": str(directory), "report": [str(p) for p in pages]})
     else:
-        out().print(outcome.sentence, markup=False, soft_wrap=True)
-        remark(f"records: {directory}/records.jsonl   page: {pages[0]}   Markdown: {pages[1]}")
-        remark(f"head of the records: {run.chain.records[-1].hash} (whoever has it can tell whether any was dropped)")
+        results_console().print(outcome.sentence, markup=False, soft_wrap=True)
+        print_remark(f"records: {directory}/records.jsonl   page: {pages[0]}   Markdown: {pages[1]}")
+        print_remark(
+            f"head of the records: {run.chain.records[-1].hash} (whoever has it can tell whether any was dropped)"
+        )
     return outcome.code

@@ -11,12 +11,12 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from rollonce.boards import BoardSettings, row_baseline
-from rollonce.commands.boards import scorable, score_tables
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
+from rollonce.boards import BoardSettings, baseline_of_board_row
+from rollonce.commands.boards import score_all_tables, separate_scorable_tables
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
+from rollonce.commands.terminal import Bars, Flag, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
-from rollonce.scoring.exponent import read_exponent
+from rollonce.scoring.exponent import read_surprisal_exponent
 
 HELP = """\
 Which baseline predicts best on these tasks, and how large a batch does it make
@@ -109,66 +109,66 @@ def run(args: Args) -> int:
     Raises:
         InputError: for anything wrong with files or options.
     """
-    from rollonce.files import check_writable
+    from rollonce.files import check_files_writable
     from rollonce.reports.decision import decide_on_board, print_decision
-    from rollonce.reports.files import boards_json, write_csv, write_markdown, write_tasks_csv
-    from rollonce.reports.table import print_board
+    from rollonce.reports.files import make_boards_json, write_boards_csv, write_boards_markdown, write_tasks_csv
+    from rollonce.reports.table import print_baseline_board
 
-    settings = _checked_settings(args)
+    settings = _make_board_settings(args)
     saving = args.save_best or (args.out if args.save else None)
-    report = args.report or (_temporary_page() if args.open else None)
-    check_writable(args.csv, args.markdown, report, args.tasks, saving)
-    sources = find_sources(
+    report = args.report or (_make_temporary_page() if args.open else None)
+    check_files_writable(args.csv, args.markdown, report, args.tasks, saving)
+    sources = find_rollout_sources(
         args.files, args.reader, all_datasets=args.all_datasets, together=args.together, separate=args.separate
     )
     if saving and len(sources) > 1:
         raise InputError(
             f"a baseline is saved from one set, and these are {len(sources)}; name one, or give --together"
         )
-    command = command_line("score")
+    command = command_as_typed("score")
     with Bars(delay=0.3) as bars:
-        everything = [read(source, args.reader, bars) for source in sources]
+        everything = [read_source_table(source, args.reader, bars) for source in sources]
         if args.tasks:
             write_tasks_csv(args.tasks, everything)
-        tables, left_out = scorable(everything, args.batch_size)
-        boards = score_tables(tables, settings, args.jobs, bars)
+        tables, left_out = separate_scorable_tables(everything, args.batch_size)
+        boards = score_all_tables(tables, settings, args.jobs, bars)
     if saving:
-        baseline = row_baseline(boards[0], tables[0], settings, args.save, command)
+        baseline = baseline_of_board_row(boards[0], tables[0], settings, args.save, command)
         baseline.save(saving)
-        remark(f"wrote {saving}: {baseline.label}, fitted on all {tables[0].n_tasks} tasks")
+        print_remark(f"wrote {saving}: {baseline.label}, fitted on all {tables[0].n_tasks} tasks")
     decisions = [decide_on_board(board, command, saved=saving, rho=args.rho) for board in boards]
     if args.csv:
-        write_csv(args.csv, boards)
+        write_boards_csv(args.csv, boards)
     if args.markdown:
-        write_markdown(args.markdown, boards, decisions)
+        write_boards_markdown(args.markdown, boards, decisions)
     if report:
-        from rollonce.reports.page import write_page
+        from rollonce.reports.page import write_board_page
 
-        write_page(report, boards, command, decisions)
+        write_board_page(report, boards, command, decisions)
     if args.json:
-        print_json(boards_json(boards, command, decisions) | {"left_out": left_out})
+        print_json_document(make_boards_json(boards, command, decisions) | {"left_out": left_out})
     else:
-        console = out()
+        console = results_console()
         for board, decision in zip(boards, decisions, strict=True):
-            print_board(console, board, args.all)
+            print_baseline_board(console, board, args.all)
             print_decision(console, decision, with_next=len(boards) == 1)
-        _say_how_files_were_taken(args, [s.files for s in sources])
+        _say_how_files_were_taken(args, [s.file_paths for s in sources])
     for sentence in left_out:
-        remark(f"left out: {sentence}")
+        print_remark(f"left out: {sentence}")
     for path in filter(None, (args.csv, args.markdown, report, args.tasks)):
-        remark(f"wrote {path}")
+        print_remark(f"wrote {path}")
     if args.open and not webbrowser.open(Path(report or "").resolve().as_uri()):
-        remark(f"no browser here; open {report} with one")
+        print_remark(f"no browser here; open {report} with one")
     return 0
 
 
-def _temporary_page() -> str:
+def _make_temporary_page() -> str:
     handle, path = tempfile.mkstemp(prefix="rollonce-", suffix=".html")
     os.close(handle)
     return path
 
 
-def _checked_settings(args: Args) -> BoardSettings:
+def _make_board_settings(args: Args) -> BoardSettings:
     for name, least in (("batch_size", 2), ("window", 0), ("batches", 1), ("resamples", 0), ("seed", 0)):
         if getattr(args, name) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
@@ -188,7 +188,7 @@ def _checked_settings(args: Args) -> BoardSettings:
         seed=args.seed,
         held_out=args.held_out,
         given=args.baseline,
-        exponent=read_exponent(args.exponent) if args.exponent is not None else None,
+        exponent=read_surprisal_exponent(args.exponent) if args.exponent is not None else None,
         only=args.only,
         quick=args.quick,
     )
@@ -198,6 +198,6 @@ def _say_how_files_were_taken(args: Args, groups: list[tuple[str, ...]]) -> None
     files = [g for g in groups if g]
     n = sum(map(len, files))
     if len(files) > 1 and not args.separate:
-        remark(f"{n} files taken as {len(files)} tables; --together makes one of them")
+        print_remark(f"{n} files taken as {len(files)} tables; --together makes one of them")
     elif n > 1 and len(files) == 1 and not args.together:
-        remark(f"{n} files taken as one table; --separate makes a board of each")
+        print_remark(f"{n} files taken as one table; --separate makes a board of each")

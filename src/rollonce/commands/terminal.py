@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from tyro.conf import arg
 
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 
 Flag = Annotated[bool, arg(help_behavior_hint="")]
 """A switch that is off unless given; "(default: False)" behind each would say nothing."""
@@ -25,22 +25,22 @@ class _Console(Console):
         raise BrokenPipeError  # the command line handles it; rich would exit with 1, which means a failed check here
 
 
-def out() -> Console:
+def results_console() -> Console:
     """The console of results; no colour where it is no terminal, 80 columns wide where nothing says otherwise."""
     return _Console(file=sys.stdout, highlight=False, soft_wrap=False)
 
 
-def remark(text: str) -> None:
+def print_remark(text: str) -> None:
     """A line on stderr, beside the results."""
     print(text, file=sys.stderr, flush=True)
 
 
-def print_json(value: Any) -> None:
+def print_json_document(value: Any) -> None:
     """One JSON document on stdout, NaN as null. ASCII escapes, so that no encoding of the terminal can break it."""
-    sys.stdout.write(json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(convert_to_plain_json(value), indent=1, allow_nan=False) + "\n")
 
 
-def command_line(verb: str, words: list[str] | None = None) -> str:
+def command_as_typed(verb: str, words: list[str] | None = None) -> str:
     """The command as it was typed, for the page to say how it was made."""
     typed = sys.argv[1:] if words is None else words
     return shlex.join(["rollonce", *typed]) if typed[:1] == [verb] else f"rollonce {verb} ..."
@@ -73,15 +73,15 @@ class Bars:
             self._progress.stop()
 
     @property
-    def console(self) -> Console:
+    def stderr_console(self) -> Console:
         return self._console
 
-    def tell(self, name: str, what: str, done: int, total: int) -> None:
+    def report_progress(self, name: str, what: str, done: int, total: int) -> None:
         """``done`` of ``total``, now at ``what``, of the job called ``name``."""
         if not self._console.is_terminal:
             if time.monotonic() - self._said >= self._every:
                 self._said = time.monotonic()
-                remark(f"{name}: {done} of {total}" + (f", {what}" if what else ""))
+                print_remark(f"{name}: {done} of {total}" + (f", {what}" if what else ""))
             return
         if time.monotonic() - self._start < self._delay:
             return
@@ -100,7 +100,7 @@ class Bars:
             self._tasks[name] = self._progress.add_task(name, total=total, what=what)
         self._progress.update(self._tasks[name], completed=done, total=total, what=what)
 
-    def show(self, so_far: RenderableType) -> None:
+    def show_above_bars(self, so_far: RenderableType) -> None:
         """What there is so far, above the bars of a terminal."""
         self._so_far = so_far
         if self._progress is not None:

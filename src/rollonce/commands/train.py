@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from rollonce.commands.terminal import Bars, Flag, print_json, remark
+from rollonce.commands.terminal import Bars, Flag, print_json_document, print_remark
 from rollonce.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ class Args:
     """Print the result as JSON."""
 
 
-def chosen_run(config_path: str, arm: str | None, seed: int | None) -> RunConfig:
+def find_requested_run(config_path: str, arm: str | None, seed: int | None) -> RunConfig:
     """The one run that is asked for.
 
     Raises:
         InputError: a bad file, no such arm, or several and none named.
     """
-    from rollonce.training.loading import load_config, runs_of
+    from rollonce.training.loading import list_comparison_runs, load_experiment_config
 
-    config = load_config(config_path)
+    config = load_experiment_config(config_path)
     if seed is not None:
         if seed < 0:
             raise InputError(f"--seed must be 0 or more, not {seed}")
         config = config.model_copy(update={"compare": config.compare.model_copy(update={"seeds": (seed,)})})
     first = config.compare.seeds[0]
-    runs = {run.name: run for run in runs_of(config) if run.seed == first}
+    runs = {run.name: run for run in list_comparison_runs(config) if run.seed == first}
     if arm is None and len(runs) > 1:
         raise InputError(f"has several arms; say which with --arm: {', '.join(runs)}", file=config_path)
     name = arm if arm is not None else next(iter(runs))
@@ -71,28 +71,28 @@ def chosen_run(config_path: str, arm: str | None, seed: int | None) -> RunConfig
 def run(args: Args) -> int:
     """Train, show progress, say how it ended. Exit code 1 for a run that went wrong (NaN, collapse), 130 for one that
     was stopped."""
-    from rollonce.training import need_extra
+    from rollonce.training import check_training_extra
 
-    run_config = chosen_run(args.config, args.arm, args.seed)
-    need_extra()
+    run_config = find_requested_run(args.config, args.arm, args.seed)
+    check_training_extra()
     from rollonce.run_directory import INTERRUPTED
-    from rollonce.training.engines import check_engine, train_run
+    from rollonce.training.engines import check_engine_can_run, train_on_engine
 
-    check_engine(run_config)
+    check_engine_can_run(run_config)
     directory = Path(args.out or f"runs/{run_config.name}-seed{run_config.seed}")
     steps = run_config.train.steps
-    remark(
+    print_remark(
         f"{run_config.name}, seed {run_config.seed}: {steps} steps of {run_config.train.rollouts} rollouts into "
         f"{directory}"
     )
     with Bars() as bars:
-        result = train_run(
+        result = train_on_engine(
             run_config,
             directory,
-            on_step=lambda r: bars.tell(run_config.name, f"reward {r['reward']:.2f}", r["step"], steps),
+            on_step=lambda r: bars.report_progress(run_config.name, f"reward {r['reward']:.2f}", r["step"], steps),
         )
     if args.json:
-        print_json({**result._asdict(), "directory": str(directory)})
+        print_json_document({**result._asdict(), "directory": str(directory)})
     else:
         print(f"{result.status}: {result.message}")
         for label, value in (

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
+from rollonce.commands.terminal import Bars, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
-from rollonce.files import check_writable, write_whole_file
-from rollonce.reports.transfer import print_transfer, transfer_svg
-from rollonce.scoring.exponent import read_exponent
+from rollonce.files import check_files_writable, write_whole_file
+from rollonce.reports.transfer import draw_transfer_heat_map, print_transfer_matrix
+from rollonce.scoring.exponent import read_surprisal_exponent
 from rollonce.tuning.step_objective import ObjectiveName
-from rollonce.tuning.transfer import transfer
+from rollonce.tuning.transfer import measure_kernel_transfer
 
 HELP = """\
 Does a kernel tuned on one set of tasks work on another, or must each have its
@@ -70,12 +70,12 @@ def run(args: Args) -> int:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
     if args.figure and not args.figure.lower().endswith(".svg"):
         raise InputError("--figure is drawn as SVG; give it a name that ends in .svg", file=args.figure)
-    exponent = read_exponent(args.exponent) if args.exponent is not None else None
-    check_writable(args.figure)
-    sources = find_sources(args.files, args.reader, all_datasets=args.all_datasets)
+    exponent = read_surprisal_exponent(args.exponent) if args.exponent is not None else None
+    check_files_writable(args.figure)
+    sources = find_rollout_sources(args.files, args.reader, all_datasets=args.all_datasets)
     with Bars() as bars:
-        result = transfer(
-            [read(s, args.reader, bars) for s in sources],
+        result = measure_kernel_transfer(
+            [read_source_table(s, args.reader, bars) for s in sources],
             n_candidates=args.candidates,
             batch_size=args.batch_size,
             n_batches=args.batches,
@@ -83,14 +83,14 @@ def run(args: Args) -> int:
             objective=args.objective,
             exponent=exponent,
             seed=args.seed,
-            progress=lambda what, done, total: bars.tell("transfer", what, done, total),
+            progress=lambda what, done, total: bars.report_progress("transfer", what, done, total),
         )
-    command = command_line("transfer")
+    command = command_as_typed("transfer")
     if args.figure:
-        write_whole_file(args.figure, transfer_svg(result))
-        remark(f"wrote {args.figure}")
+        write_whole_file(args.figure, draw_transfer_heat_map(result))
+        print_remark(f"wrote {args.figure}")
     if args.json:
-        print_json(result.to_dict() | {"command": command})
+        print_json_document(result.to_dict() | {"command": command})
     else:
-        print_transfer(out(), result)
+        print_transfer_matrix(results_console(), result)
     return 0

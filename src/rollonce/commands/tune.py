@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Bars, command_line, out, print_json, remark
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
+from rollonce.commands.terminal import Bars, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
-from rollonce.files import check_writable
+from rollonce.files import check_files_writable
 from rollonce.reports.decision import decide_on_tuning, print_decision
-from rollonce.reports.tune import print_tuning
-from rollonce.scoring.exponent import read_exponent
-from rollonce.testing.given import load_given
+from rollonce.reports.tune import print_tuning_result
+from rollonce.scoring.exponent import read_surprisal_exponent
+from rollonce.testing.given import load_given_baseline
 from rollonce.tuning.parts import window_that_tasks_allow
-from rollonce.tuning.provenance import provenance
+from rollonce.tuning.provenance import provenance_of_tuning
 from rollonce.tuning.search import SAMPLERS, Budget
 from rollonce.tuning.step_objective import ObjectiveName
 from rollonce.tuning.tune import tune
@@ -99,21 +99,21 @@ def run(args: Args) -> int:
     for name, least in (("batch_size", 2), ("window", 0), ("batches", 1), ("resamples", 0), ("seed", 0)):
         if (getattr(args, name) or 0) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    budget = Budget.parse(args.budget)
+    budget = Budget.from_budget_text(args.budget)
     if args.sampler not in SAMPLERS:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, not {args.sampler!r}")
     if args.ray is not None and len(args.ray) > 1:
         raise InputError(f"--ray takes one address, not {len(args.ray)}: {' '.join(args.ray)}")
-    exponent = read_exponent(args.exponent) if args.exponent is not None else None
-    check_writable(args.out)
-    start = None if args.start is None else load_given(args.start)
-    sources = find_sources(args.files, args.reader, together=True)
+    exponent = read_surprisal_exponent(args.exponent) if args.exponent is not None else None
+    check_files_writable(args.out)
+    start = None if args.start is None else load_given_baseline(args.start)
+    sources = find_rollout_sources(args.files, args.reader, together=True)
     if len(sources) != 1:
         raise InputError(
             f"rollonce tune works on one set, and these are {len(sources)}; rollonce transfer compares sets"
         )
     with Bars() as bars, contextlib.ExitStack() as stack:
-        rollouts = read(sources[0], args.reader, bars)
+        rollouts = read_source_table(sources[0], args.reader, bars)
         window = window_that_tasks_allow(rollouts.n_tasks, args.batch_size) if args.window is None else args.window
         settings: dict[str, Any] = {
             "budget": budget,
@@ -131,30 +131,30 @@ def run(args: Args) -> int:
         }
         complaints: list[str] = []
         if args.ray is not None:
-            from rollonce.tuning.ray_helpers import helpers_on_ray
+            from rollonce.tuning.ray_helpers import search_helpers_on_ray
 
             address = args.ray[0] if args.ray else None
-            complaints = stack.enter_context(helpers_on_ray(address, rollouts, settings))
-        result = tune(rollouts, **settings, progress=_teller_of_trials(bars, budget))
+            complaints = stack.enter_context(search_helpers_on_ray(address, rollouts, settings))
+        result = tune(rollouts, **settings, progress=_make_trial_reporter(bars, budget))
         stack.close()
         for complaint in dict.fromkeys(complaints):
-            remark(f"no help: {complaint}")
-    result.baseline.save(args.out, provenance(result, sources[0].files, command_line("tune")))
+            print_remark(f"no help: {complaint}")
+    result.baseline.save(args.out, provenance_of_tuning(result, sources[0].file_paths, command_as_typed("tune")))
     decision = decide_on_tuning(result, args.out)
     if args.json:
-        print_json(result.to_dict() | {"decision": decision})
+        print_json_document(result.to_dict() | {"decision": decision})
     else:
-        print_tuning(out(), result)
-        print_decision(out(), decision)
-    remark(f"wrote {args.out} ({Path(args.out).stat().st_size / 1000:.0f} kB)")
+        print_tuning_result(results_console(), result)
+        print_decision(results_console(), decision)
+    print_remark(f"wrote {args.out} ({Path(args.out).stat().st_size / 1000:.0f} kB)")
     return 0
 
 
-def _teller_of_trials(bars: Bars, budget: Budget) -> Any:
+def _make_trial_reporter(bars: Bars, budget: Budget) -> Any:
     by_time = budget.trials == float("inf")
 
-    def tell(search: str, trials: int, seconds: float, best: float) -> None:
+    def report_trial_progress(search: str, trials: int, seconds: float, best: float) -> None:
         done, total = (seconds, budget.seconds) if by_time else (trials, budget.trials)
-        bars.tell(search, f"best {best:.3f} of LOO", int(done), int(total))
+        bars.report_progress(search, f"best {best:.3f} of LOO", int(done), int(total))
 
-    return tell
+    return report_trial_progress

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from rollonce.commands.inputs import ReaderOptions, find_sources, read
-from rollonce.commands.terminal import Bars, Flag, command_line, out, print_json, remark
+from rollonce.commands.inputs import ReaderOptions, find_rollout_sources, read_source_table
+from rollonce.commands.terminal import Bars, Flag, command_as_typed, print_json_document, print_remark, results_console
 from rollonce.errors import InputError
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 
 if TYPE_CHECKING:
     from rollonce.baselines import Baseline, Batch
@@ -86,25 +86,25 @@ def run(args: Args) -> int:
 
 def _replay_whole_log(args: Args) -> int:
     from rollonce.reports.decision import decide_on_log, print_decision
-    from rollonce.reports.watch import step_line, watch_view
-    from rollonce.scoring import Watcher, steps_of
+    from rollonce.reports.watch import describe_step_leader, make_watch_view
+    from rollonce.scoring import Watcher, split_into_steps
 
-    source = find_sources(args.log, args.reader, together=True)
+    source = find_rollout_sources(args.log, args.reader, together=True)
     if len(source) > 1:
         raise InputError("watch reads one log at a time; name one")
     with Bars() as bars:
-        table = read(source[0], args.reader, bars)
+        table = read_source_table(source[0], args.reader, bars)
         baselines, unfitted = _fitted_baselines(args, table.tasks)
-        watcher = Watcher(baselines, _exponent_asked_for(args))
-        steps = list(steps_of(table, args.batch_size))
+        watcher = Watcher(baselines, _read_requested_exponent(args))
+        steps = list(split_into_steps(table, args.batch_size))
         shown = -math.inf
         for i, step in enumerate(steps, 1):
-            watcher.step(step)
-            if time.monotonic() - shown > 0.5 and (scores := watcher.scores()):
+            watcher.score_next_step(step)
+            if time.monotonic() - shown > 0.5 and (scores := watcher.rank_scores_so_far()):
                 shown = time.monotonic()
-                bars.tell("replaying", step_line(scores), i, len(steps))
-                bars.show(watch_view(bars.console, table.name, scores[:_SHOWN_SO_FAR]))
-    scores = watcher.scores()
+                bars.report_progress("replaying", describe_step_leader(scores), i, len(steps))
+                bars.show_above_bars(make_watch_view(bars.stderr_console, table.name, scores[:_SHOWN_SO_FAR]))
+    scores = watcher.rank_scores_so_far()
     if not scores:
         raise InputError(_sentence_on_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
     notes = [*_sentences_on_left_out(args, table.n_rollouts, steps, scores), *unfitted]
@@ -112,9 +112,9 @@ def _replay_whole_log(args: Args) -> int:
         notes.append(f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}")
     decision = decide_on_log(scores, " ".join(args.log))
     if args.json:
-        print_json(
+        print_json_document(
             {
-                "command": command_line("watch"),
+                "command": command_as_typed("watch"),
                 "log": table.source,
                 "scores": scores,
                 "notes": notes,
@@ -122,18 +122,18 @@ def _replay_whole_log(args: Args) -> int:
             }
         )
         return 0
-    console = out()
-    console.print(watch_view(console, table.name, scores))
+    console = results_console()
+    console.print(make_watch_view(console, table.name, scores))
     for note in notes:
         console.print(f"Note: {note}", style="yellow", markup=False)
     print_decision(console, decision)
     return 0
 
 
-def _exponent_asked_for(args: Args) -> float | None:
-    from rollonce.scoring.exponent import read_exponent
+def _read_requested_exponent(args: Args) -> float | None:
+    from rollonce.scoring.exponent import read_surprisal_exponent
 
-    return read_exponent(args.exponent) if args.exponent is not None else None
+    return read_surprisal_exponent(args.exponent) if args.exponent is not None else None
 
 
 def _sentences_on_left_out(args: Args, n_rows: int, steps: Sequence[Batch], scores: Sequence[WatchScore]) -> list[str]:
@@ -166,12 +166,12 @@ def _fitted_baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[st
     """What can run along at one rollout per task, fitted on these prompts, and a sentence for each that cannot be
     fitted on them."""
     from rollonce.baselines import BoostedTrees
-    from rollonce.baselines.catalogue import board_baselines
-    from rollonce.testing.given import load_given
+    from rollonce.baselines.catalogue import default_board_baselines
+    from rollonce.testing.given import load_given_baseline
 
     chosen = [
         b
-        for b in board_baselines(tasks, args.window)
+        for b in default_board_baselines(tasks, args.window)
         if not b.tags.needs_repeats
         and not hasattr(b, "fit_rewards")
         and (args.trees or not isinstance(b, BoostedTrees))
@@ -182,61 +182,61 @@ def _fitted_baselines(args: Args, tasks: Tasks) -> tuple[list[Baseline], list[st
             fitted.append(baseline.fit(tasks))
         except InputError as error:
             left_out.append(f"Left out: {baseline.label}: {error.message}")
-    return [*fitted, *(load_given(path).fit(tasks) for path in args.baseline)], left_out
+    return [*fitted, *(load_given_baseline(path).fit(tasks) for path in args.baseline)], left_out
 
 
 def _follow_growing_log(args: Args) -> int:
     from rich.live import Live
 
     from rollonce.reports.decision import decide_on_log, print_decision
-    from rollonce.reports.watch import step_line, watch_view
+    from rollonce.reports.watch import describe_step_leader, make_watch_view
     from rollonce.scoring import GrowingWatcher, steps_as_they_come
 
-    console = out()
+    console = results_console()
     unfitted: list[str] = []
     n_rows = 0  # read so far; the newest may make no whole step yet
 
-    def fitted(tasks: Tasks) -> list[Baseline]:
+    def fit_watched_baselines(tasks: Tasks) -> list[Baseline]:
         baselines, unfitted[:] = _fitted_baselines(args, tasks)
         return baselines
 
-    def counted(blocks: Iterable[Rows]) -> Iterator[Rows]:
+    def count_passing_rows(blocks: Iterable[Rows]) -> Iterator[Rows]:
         nonlocal n_rows
         for rows in blocks:
             n_rows += len(rows.prompts)
             yield rows
 
-    growing = GrowingWatcher(fitted, _exponent_asked_for(args))
+    growing = GrowingWatcher(fit_watched_baselines, _read_requested_exponent(args))
     live: Live | None = None
     if console.is_terminal and not args.json:
         live = Live(console=console, refresh_per_second=2)
         live.start()
     try:
-        for step in steps_as_they_come(counted(_rows_as_they_come(args)), args.batch_size):
-            growing.step(step)
-            scores = growing.scores()
+        for step in steps_as_they_come(count_passing_rows(_rows_as_they_come(args)), args.batch_size):
+            growing.score_next_step(step)
+            scores = growing.rank_scores_so_far()
             if not scores:
                 continue
             if args.json:
-                print(json.dumps({"scores": plain_json(scores)}, allow_nan=False), flush=True)
+                print(json.dumps({"scores": convert_to_plain_json(scores)}, allow_nan=False), flush=True)
             elif live is not None:
-                live.update(watch_view(console, args.log[0], scores))
+                live.update(make_watch_view(console, args.log[0], scores))
             else:
-                print(step_line(scores), flush=True)
+                print(describe_step_leader(scores), flush=True)
     except KeyboardInterrupt:  # which is how following ends
-        if not growing.scores():
+        if not growing.rank_scores_so_far():
             raise
     finally:
         if live is not None:
             live.stop()
-    if not growing.scores():
-        raise InputError(_sentence_on_no_steps(n_rows, growing.n_prompts, args.batch_size), file=args.log[0])
+    if not growing.rank_scores_so_far():
+        raise InputError(_sentence_on_no_steps(n_rows, growing.n_distinct_prompts, args.batch_size), file=args.log[0])
     if live is None and not args.json:
-        console.print(watch_view(console, args.log[0], growing.scores()))
+        console.print(make_watch_view(console, args.log[0], growing.rank_scores_so_far()))
     if not args.json:
-        for note in [*_sentences_on_left_out(args, n_rows, growing.steps, growing.scores()), *unfitted]:
+        for note in [*_sentences_on_left_out(args, n_rows, growing.steps, growing.rank_scores_so_far()), *unfitted]:
             console.print(f"Note: {note}", style="yellow", markup=False)
-        print_decision(console, decide_on_log(growing.scores(), args.log[0]))
+        print_decision(console, decide_on_log(growing.rank_scores_so_far(), args.log[0]))
     return 0
 
 
@@ -250,13 +250,13 @@ def _rows_as_they_come(args: Args) -> Iterator[Rows]:
     last = time.monotonic()
     told = False
 
-    def stop() -> bool:
+    def should_stop_following() -> bool:
         nonlocal told
         if not told:
-            remark(f"rollonce: following {log}; Ctrl-C ends it")
+            print_remark(f"rollonce: following {log}; Ctrl-C ends it")
             told = True
         return args.idle is not None and time.monotonic() - last > args.idle
 
-    for rows in follow(log, poll=args.poll, stop=stop, **args.reader.keywords()):
+    for rows in follow(log, poll=args.poll, stop=should_stop_following, **args.reader.as_read_options()):
         last = time.monotonic()
         yield rows

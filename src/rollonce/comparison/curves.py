@@ -59,35 +59,37 @@ class Reach(NamedTuple):
     seconds: dict[str, Reached]
 
 
-def common_steps(runs: Sequence[FinishedRun], kind: tuple[str, str]) -> np.ndarray:
+def common_evaluation_steps(runs: Sequence[FinishedRun], kind: tuple[str, str]) -> np.ndarray:
     """Steps at which all runs that went to their end were evaluated; of all runs, if none did."""
-    whole = [r for r in runs if not r.ended_badly] or list(runs)
+    whole = [r for r in runs if not r.has_ended_badly] or list(runs)
     steps = set(whole[0].series[kind].at_E.tolist())
     for run in whole[1:]:
         steps &= set(run.series[kind].at_E.tolist())
     return np.array(sorted(steps), dtype=np.int64)
 
 
-def levels_at(run: FinishedRun, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
+def item_levels_at_steps(run: FinishedRun, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
     """Levels of the items (E, I) at these steps; after a bad end, those it ended with."""
     series = run.series[kind]
     return series.levels_EI[np.maximum(np.searchsorted(series.at_E, steps_E, side="right") - 1, 0)]
 
 
-def area(run: FinishedRun, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
+def area_under_curve(run: FinishedRun, kind: tuple[str, str], steps_E: np.ndarray) -> FloatArray:
     """Mean level of each item (I,) over the steps, by the trapezoid rule; with one step, the level there."""
-    levels = levels_at(run, kind, steps_E)
+    levels = item_levels_at_steps(run, kind, steps_E)
     if len(steps_E) < 2:
         return levels[0]
     widths_E = np.diff(steps_E.astype(np.float64))
     return ((levels[1:] + levels[:-1]) / 2 * widths_E[:, None]).sum(axis=0) / widths_E.sum()
 
 
-def curve(runs: Sequence[FinishedRun], kind: tuple[str, str], steps_E: np.ndarray, clock: str) -> list[CurvePoint]:
+def make_learning_curve(
+    runs: Sequence[FinishedRun], kind: tuple[str, str], steps_E: np.ndarray, clock: str
+) -> list[CurvePoint]:
     """An arm's learning curve."""
-    levels_SE = np.array([levels_at(r, kind, steps_E).mean(axis=1) for r in runs])
-    rollouts_SE = np.array([r.total_at(r.metrics.rollouts_T, steps_E) for r in runs])
-    seconds_SE = np.array([r.total_at(r.metrics.seconds_T(clock), steps_E) for r in runs])
+    levels_SE = np.array([item_levels_at_steps(r, kind, steps_E).mean(axis=1) for r in runs])
+    rollouts_SE = np.array([r.cumulative_total_at(r.metrics.rollouts_T, steps_E) for r in runs])
+    seconds_SE = np.array([r.cumulative_total_at(r.metrics.cumulative_seconds_T(clock), steps_E) for r in runs])
     return [
         CurvePoint(
             int(step), float(rollouts_SE[:, k].mean()), float(seconds_SE[:, k].mean()), mean_over_seeds(levels_SE[:, k])
@@ -96,7 +98,7 @@ def curve(runs: Sequence[FinishedRun], kind: tuple[str, str], steps_E: np.ndarra
     ]
 
 
-def first_reach(x_E: FloatArray, levels_E: FloatArray, level: float) -> tuple[float, bool]:
+def first_reach_of_level(x_E: FloatArray, levels_E: FloatArray, level: float) -> tuple[float, bool]:
     """Where a curve first reaches a level, and True; or where it ends, and False.
 
     >>> first_reach(np.array([0.0, 100.0]), np.array([0.2, 0.4]), 0.25)
@@ -131,7 +133,7 @@ def kaplan_meier_median(times: Sequence[float], reached: Sequence[bool]) -> floa
     return math.inf
 
 
-def reach(
+def measure_reach_of_level(
     arms: dict[str, list[FinishedRun]], kind: tuple[str, str], level: float, why: str, reference: str, clock: str
 ) -> Reach:
     """Rollouts and seconds that each arm needed to reach a level."""
@@ -143,21 +145,23 @@ def reach(
         for name, runs in arms.items():
             for run in runs:
                 series = run.series[kind]
-                total = run.metrics.rollouts_T if quantity == "rollouts" else run.metrics.seconds_T(clock)
-                at, reached = first_reach(run.total_at(total, series.at_E), series.levels_EI.mean(axis=1), level)
+                total = run.metrics.rollouts_T if quantity == "rollouts" else run.metrics.cumulative_seconds_T(clock)
+                at, reached = first_reach_of_level(
+                    run.cumulative_total_at(total, series.at_E), series.levels_EI.mean(axis=1), level
+                )
                 last = max(last, at)
                 # A run that went wrong would not have reached it with more time either: its end is no horizon, and it
                 # is never there.
-                if not reached and not run.ended_badly:
+                if not reached and not run.has_ended_badly:
                     ends.append(at)
-                needed.setdefault(name, []).append((at if reached or not run.ended_badly else math.inf, reached))
+                needed.setdefault(name, []).append((at if reached or not run.has_ended_badly else math.inf, reached))
         horizon = min(ends) if ends else last
         within = {
             name: np.array([min(t, horizon) for t, _ in needed_of_runs]) for name, needed_of_runs in needed.items()
         }
         tables.append(
             {
-                name: _reached(needed_of_runs, within[name], within[reference], name == reference)
+                name: _summarise_reach_of_arm(needed_of_runs, within[name], within[reference], name == reference)
                 for name, needed_of_runs in needed.items()
             }
         )
@@ -165,7 +169,7 @@ def reach(
     return Reach(level, why, horizons[0], horizons[1], tables[0], tables[1])
 
 
-def _reached(
+def _summarise_reach_of_arm(
     needed: list[tuple[float, bool]], within: FloatArray, reference: FloatArray, is_reference: bool
 ) -> Reached:
     n = sum(r for _, r in needed)

@@ -64,7 +64,7 @@ class Crossed(NamedTuple):
     n_items: int
 
     @property
-    def unknown(self) -> Literal["", "one seed", "one item", "no spread"]:
+    def why_no_interval(self) -> Literal["", "one seed", "one item", "no spread"]:
         """Why there is no interval; "" where there is one."""
         if math.isfinite(self.estimate.low):
             return ""
@@ -77,7 +77,7 @@ class _Squares(NamedTuple):
     rest: float
 
 
-def _squares(y_SI: FloatArray) -> _Squares:
+def _two_way_mean_squares(y_SI: FloatArray) -> _Squares:
     n_seeds, n_items = y_SI.shape
     by_seed, by_item = y_SI.mean(axis=1), y_SI.mean(axis=0)
     rest = y_SI - by_seed[:, None] - by_item[None, :] + y_SI.mean()
@@ -97,12 +97,12 @@ def crossed_mean(y_SI: FloatArray) -> Crossed:
     y_SI = np.asarray(y_SI, dtype=np.float64)
     value, (n_seeds, n_items) = float(y_SI.mean()), y_SI.shape
     if n_seeds < 2 or n_items < 2:
-        return _unknown(value, n_seeds, n_items)
-    ms, cells = _squares(y_SI), n_seeds * n_items
+        return _estimate_without_interval(value, n_seeds, n_items)
+    ms, cells = _two_way_mean_squares(y_SI), n_seeds * n_items
     plus = [(ms.seed / cells, n_seeds - 1), (ms.item / cells, n_items - 1)]
     minus = [(ms.rest / cells, (n_seeds - 1) * (n_items - 1))]
     parts = Components(max(0.0, (ms.seed - ms.rest) / n_items), max(0.0, (ms.item - ms.rest) / n_seeds), ms.rest)
-    return _interval(value, plus, minus, [plus[:1], plus[1:]], float(n_seeds - 1), parts, n_seeds, n_items)
+    return _make_crossed_interval(value, plus, minus, [plus[:1], plus[1:]], float(n_seeds - 1), parts, n_seeds, n_items)
 
 
 def crossed_difference(first_SI: FloatArray, second_SI: FloatArray, paired: bool) -> Crossed:
@@ -119,22 +119,22 @@ def crossed_difference(first_SI: FloatArray, second_SI: FloatArray, paired: bool
     value, n_items = float(first_SI.mean() - second_SI.mean()), first_SI.shape[1]
     counts = (len(first_SI), len(second_SI))
     if min(counts) < 2 or n_items < 2:
-        return _unknown(value, min(counts), n_items)
-    ms = [_squares(first_SI), _squares(second_SI)]
+        return _estimate_without_interval(value, min(counts), n_items)
+    ms = [_two_way_mean_squares(first_SI), _two_way_mean_squares(second_SI)]
     seeds = [(m.seed / (s * n_items), s - 1) for m, s in zip(ms, counts, strict=True)]
     item = [(float((first_SI.mean(axis=0) - second_SI.mean(axis=0)).var(ddof=1)) / n_items, n_items - 1)]
     minus = [(m.rest / (s * n_items), (s - 1) * (n_items - 1)) for m, s in zip(ms, counts, strict=True)]
-    by_seeds = _satterthwaite(sum(v for v, _ in seeds), seeds)
+    by_seeds = _satterthwaite_degrees(sum(v for v, _ in seeds), seeds)
     rest = sum(m.rest for m in ms)
     parts = Components(
         sum(max(0.0, (m.seed - m.rest) / n_items) for m in ms),
         max(0.0, (item[0][0] - sum(v for v, _ in minus)) * n_items),
         rest,
     )
-    return _interval(value, [*seeds, *item], minus, [seeds, item], by_seeds, parts, min(counts), n_items)
+    return _make_crossed_interval(value, [*seeds, *item], minus, [seeds, item], by_seeds, parts, min(counts), n_items)
 
 
-def _interval(
+def _make_crossed_interval(
     value: float,
     plus: list[tuple[float, int]],
     minus: list[tuple[float, int]],
@@ -149,20 +149,20 @@ def _interval(
     if (
         variance <= 1e-24
     ):  # every cell alike but for rounding: there is nothing to learn a variance from, which is no proof of anything
-        return _unknown(value, n_seeds, n_items)
-    df = max(_satterthwaite(variance, [*plus, *minus]), least_df)
+        return _estimate_without_interval(value, n_seeds, n_items)
+    df = max(_satterthwaite_degrees(variance, [*plus, *minus]), least_df)
     se = math.sqrt(variance)
     half = float(stats.t.ppf(0.975, df)) * se
     p = float(2 * stats.t.sf(abs(value) / se, df))
     return Crossed(Estimate(value, value - half, value + half), se, df, p, parts, n_seeds, n_items)
 
 
-def _satterthwaite(variance: float, parts: list[tuple[float, int]]) -> float:
+def _satterthwaite_degrees(variance: float, parts: list[tuple[float, int]]) -> float:
     below = sum(v**2 / df for v, df in parts)
     return variance**2 / below if below > 0 else float(min(df for _, df in parts))
 
 
-def _unknown(value: float, n_seeds: int, n_items: int) -> Crossed:
+def _estimate_without_interval(value: float, n_seeds: int, n_items: int) -> Crossed:
     return Crossed(
         Estimate(value, math.nan, math.nan),
         math.nan,
@@ -184,7 +184,7 @@ def mean_over_seeds(values_S: Sequence[float] | FloatArray) -> Estimate:
     return Estimate(float(v.mean()), float(v.mean() - half), float(v.mean() + half))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm_adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjusted p values (1979): each is compared with 0.05 as if it were the only one.
 
     NaN stays NaN but counts as a comparison: whether there is a p may hang on the data (a family where nothing varies).
@@ -259,7 +259,7 @@ def bootstrap_difference(
     else:
         iqm = interquartile_mean(by_seed_1) - interquartile_mean(by_seed_2)
         middle = float(interquartile_mean(first_SI.mean(axis=1)) - interquartile_mean(second_SI.mean(axis=1)))
-    if exact is not None and exact.unknown == "no spread":  # resampling what never varies gives [value, value]
+    if exact is not None and exact.why_no_interval == "no spread":  # resampling what never varies gives [value, value]
         mean = Estimate(value, math.nan, math.nan)
     if exact is None or not math.isfinite(exact.estimate.low):
         return Bootstrap(mean, Estimate(middle, math.nan, math.nan))
@@ -284,16 +284,28 @@ def probability_of_improvement(first_S: FloatArray, second_S: FloatArray) -> Est
         return Estimate(wins, math.nan, math.nan)
     size, star, z2 = len(a) * len(b), (len(a) + len(b)) / 2 - 1, float(stats.t.ppf(0.975, len(a) + len(b) - 2)) ** 2
 
-    def score(theta: float) -> float:
+    def score_test_excess(theta: float) -> float:
         variance = theta * (1 - theta) / size * (1 + star * ((1 - theta) / (2 - theta) + theta / (1 + theta)))
         return float((wins - theta) ** 2 - z2 * variance)
 
-    low = 0.0 if wins == 0 else float(optimize.brentq(score, 0.0, wins - 1e-12)) if score(0.0) > 0 else 0.0  # type: ignore[arg-type]
-    high = 1.0 if wins == 1 else float(optimize.brentq(score, wins + 1e-12, 1.0)) if score(1.0) > 0 else 1.0  # type: ignore[arg-type]
+    low = (
+        0.0
+        if wins == 0
+        else float(optimize.brentq(score_test_excess, 0.0, wins - 1e-12))
+        if score_test_excess(0.0) > 0
+        else 0.0
+    )  # type: ignore[arg-type]
+    high = (
+        1.0
+        if wins == 1
+        else float(optimize.brentq(score_test_excess, wins + 1e-12, 1.0))
+        if score_test_excess(1.0) > 0
+        else 1.0
+    )  # type: ignore[arg-type]
     return Estimate(wins, low, high)
 
 
-def share(count: int, total: int) -> Estimate:
+def share_with_interval(count: int, total: int) -> Estimate:
     """A share of runs with its exact (Clopper-Pearson) interval."""
     if total == 0:
         return NONE
@@ -306,7 +318,7 @@ def share(count: int, total: int) -> Estimate:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def predicted_se(parts: Components, n_seeds: int, n_items: int) -> float:
+def predicted_standard_error(parts: Components, n_seeds: int, n_items: int) -> float:
     """``sqrt(seed / S + item / I + rest / (S I))``."""
     return math.sqrt(parts.seed / n_seeds + parts.item / n_items + parts.rest / (n_seeds * n_items))
 
@@ -322,7 +334,7 @@ def smallest_difference(
     """
     if n_seeds < 2 or not all(map(math.isfinite, parts)):
         return math.nan
-    se = predicted_se(parts, n_seeds, n_items)
+    se = predicted_standard_error(parts, n_seeds, n_items)
     by_seed = (parts.seed + parts.rest / n_items) / n_seeds
     by_item = (parts.item + parts.rest / n_seeds) / n_items
     df_seed = (n_seeds - 1) * (1 if paired else 2)
@@ -331,7 +343,7 @@ def smallest_difference(
     return float(stats.t.ppf(1 - 0.025 / arms, df) + stats.t.ppf(power, df)) * se
 
 
-def seeds_needed(
+def count_seeds_needed(
     parts: Components,
     n_items: int,
     difference: float,

@@ -13,7 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from rollonce.comparison.intervals import Crossed, crossed_difference, crossed_mean, holm, share
+from rollonce.comparison.intervals import (
+    Crossed,
+    crossed_difference,
+    crossed_mean,
+    holm_adjusted_p_values,
+    share_with_interval,
+)
 from rollonce.comparison.runs import FinishedRun, Runs
 from rollonce.rollouts import FloatArray
 from rollonce.scoring import Estimate
@@ -62,19 +68,19 @@ class RateCurve(NamedTuple):
     p_holm: float = math.nan
 
 
-def collapsed(run: FinishedRun, kind: tuple[str, str], drop: float) -> bool:
+def has_run_collapsed(run: FinishedRun, kind: tuple[str, str], drop: float) -> bool:
     """Whether a run ended badly, or below its own start by more than ``drop`` and by more than the noise of its items:
     the 99% interval of the change over the same items excludes 0."""
-    if run.ended_badly:
+    if run.has_ended_badly:
         return True
     series = run.series[kind]
     if series.at_E[0] != 0:
         return False
     change_I = series.levels_EI[-1] - series.levels_EI[0]
-    return bool(change_I.mean() < -drop and _below_zero(change_I))
+    return bool(change_I.mean() < -drop and _is_surely_below_zero(change_I))
 
 
-def _below_zero(change_I: FloatArray) -> bool:
+def _is_surely_below_zero(change_I: FloatArray) -> bool:
     """Whether a mean change over items lies below 0 with its whole 99% interval (Student's t); one item cannot tell."""
     if len(change_I) < 2:
         return False
@@ -82,20 +88,20 @@ def _below_zero(change_I: FloatArray) -> bool:
     return bool(change_I.mean() + stats.t.ppf(0.995, len(change_I) - 1) * standard_error < 0)
 
 
-def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
+def choose_learning_rates(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
     """For each arm without its rate: the name at the chosen rate, and how it was chosen ("" where there was no
     choice)."""
     by_base: dict[str, list[str]] = {}
     for name in runs.arms:
-        by_base.setdefault(runs.base_of(name), []).append(name)
+        by_base.setdefault(runs.arm_without_rate(name), []).append(name)
     chosen, how = {}, {}
     for base, names in by_base.items():
         if len(names) == 1:
             chosen[base], how[base] = names[0], ""
             continue
-        names = sorted(names, key=lambda n: (runs.rate_of(n), n))
-        comparable, note = _comparable({n: runs.arms[n] for n in names})
-        levels = {n: _mean_final(arm_runs, (mode, "holdout")) for n, arm_runs in comparable.items()}
+        names = sorted(names, key=lambda n: (runs.learning_rate_of_arm(n), n))
+        comparable, note = _comparable_runs_by_rate({n: runs.arms[n] for n in names})
+        levels = {n: _mean_final_level(arm_runs, (mode, "holdout")) for n, arm_runs in comparable.items()}
         if all(math.isfinite(v) for v in levels.values()):
             chosen[base] = max(levels, key=lambda n: levels[n])
             what = f"highest mean on the hold-out{note}"
@@ -106,7 +112,7 @@ def choose(runs: Runs, mode: str) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, how
 
 
-def _comparable(rates: dict[str, list[FinishedRun]]) -> tuple[dict[str, list[FinishedRun]], str]:
+def _comparable_runs_by_rate(rates: dict[str, list[FinishedRun]]) -> tuple[dict[str, list[FinishedRun]], str]:
     """The runs by which rates may be compared, and what must be said of them.
 
     While a grid is still running one rate may have had the lucky seeds alone: only seeds that all rates have count.
@@ -118,7 +124,7 @@ def _comparable(rates: dict[str, list[FinishedRun]]) -> tuple[dict[str, list[Fin
         note = (
             ""
             if all(seeds == shared for seeds in every.values())
-            else f" over the {_seeds(len(shared))} that all rates have"
+            else f" over the {_format_seed_count(len(shared))} that all rates have"
         )
     else:
         most = max(map(len, every.values()))
@@ -126,41 +132,48 @@ def _comparable(rates: dict[str, list[FinishedRun]]) -> tuple[dict[str, list[Fin
         shared = set.intersection(*every.values())
         note = f" among the {len(every)} rates with the most seeds ({most} each): no seed was run at all rates"
         if len(every) == 1:
-            note = f", being the only rate with {_seeds(most)}: no seed was run at all rates"
+            note = f", being the only rate with {_format_seed_count(most)}: no seed was run at all rates"
         elif not shared:
             note += ", nor at all of these"
     return {n: [r for r in rates[n] if r.seed in (shared or seeds)] for n, seeds in every.items()}, note
 
 
-def _seeds(n: int) -> str:
+def _format_seed_count(n: int) -> str:
     return f"{n} seed{'s' if n > 1 else ''}"
 
 
-def _mean_final(runs: list[FinishedRun], kind: tuple[str, str]) -> float:
+def _mean_final_level(runs: list[FinishedRun], kind: tuple[str, str]) -> float:
     if any(kind not in r.series for r in runs):
         return math.nan
-    return float(np.mean([r.final(*kind).mean() for r in runs]))
+    return float(np.mean([r.final_item_levels(*kind).mean() for r in runs]))
 
 
-def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[RateCurve]:
+def compute_rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[RateCurve]:
     """The curves of all arms that have more than one rate.
 
     Args:
         runs: Everything.
         mode: ``sampled`` or ``greedy``.
         reference: Base name of the arm to compare with.
-        drop: See `collapsed`.
+        drop: See `has_run_collapsed`.
     """
-    chosen, how = choose(runs, mode)
+    chosen, how = choose_learning_rates(runs, mode)
     kind = (mode, runs.final_split)
     grids = {
-        base: sorted((n for n in runs.arms if runs.base_of(n) == base), key=lambda n: (runs.rate_of(n), n))
+        base: sorted(
+            (n for n in runs.arms if runs.arm_without_rate(n) == base), key=lambda n: (runs.learning_rate_of_arm(n), n)
+        )
         for base in chosen
     }
     grids = {base: names for base, names in grids.items() if len(names) > 1}
-    shared = set.intersection(*({runs.rate_of(n) for n in names} for names in grids.values())) if grids else set()
+    shared = (
+        set.intersection(*({runs.learning_rate_of_arm(n) for n in names} for names in grids.values()))
+        if grids
+        else set()
+    )
     means = {
-        base: _over_rates(runs, [n for n in names if runs.rate_of(n) in shared], kind) for base, names in grids.items()
+        base: _mean_final_over_rates(runs, [n for n in names if runs.learning_rate_of_arm(n) in shared], kind)
+        for base, names in grids.items()
     }
     out: list[RateCurve] = []
     for base, names in grids.items():
@@ -174,7 +187,7 @@ def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[Rate
         out.append(
             RateCurve(
                 base=base,
-                points=[_point(runs, n, kind, drop) for n in names],
+                points=[_make_rate_point(runs, n, kind, drop) for n in names],
                 chosen=chosen[base],
                 how=how[base],
                 over_rates=over,
@@ -182,33 +195,33 @@ def rate_curves(runs: Runs, mode: str, reference: str, drop: float) -> list[Rate
             )
         )
     compared = [k for k, c in enumerate(out) if c.against_reference is not None]
-    adjusted = holm([c.against_reference.p for c in out if c.against_reference is not None])
+    adjusted = holm_adjusted_p_values([c.against_reference.p for c in out if c.against_reference is not None])
     for k, p in zip(compared, adjusted, strict=True):
         out[k] = out[k]._replace(p_holm=p)
     return out
 
 
-def _over_rates(runs: Runs, names: list[str], kind: tuple[str, str]) -> FloatArray | None:
+def _mean_final_over_rates(runs: Runs, names: list[str], kind: tuple[str, str]) -> FloatArray | None:
     """Mean over rates of the final levels (S, I), over the seeds that every rate has."""
     if not names:
         return None
     seeds = sorted(set.intersection(*({r.seed for r in runs.arms[n]} for n in names)))
     if not seeds:
         return None
-    tables = [np.array([r.final(*kind) for r in runs.arms[n] if r.seed in seeds]) for n in names]
+    tables = [np.array([r.final_item_levels(*kind) for r in runs.arms[n] if r.seed in seeds]) for n in names]
     return np.mean(tables, axis=0)
 
 
-def _point(runs: Runs, name: str, kind: tuple[str, str], drop: float) -> RatePoint:
+def _make_rate_point(runs: Runs, name: str, kind: tuple[str, str], drop: float) -> RatePoint:
     arm_runs = runs.arms[name]
-    n = sum(collapsed(r, kind, drop) for r in arm_runs)
-    final = crossed_mean(np.array([r.final(*kind) for r in arm_runs]))
+    n = sum(has_run_collapsed(r, kind, drop) for r in arm_runs)
+    final = crossed_mean(np.array([r.final_item_levels(*kind) for r in arm_runs]))
     return RatePoint(
         arm=name,
-        rate=runs.rate_of(name),
+        rate=runs.learning_rate_of_arm(name),
         final=final,
-        holdout=_mean_final(arm_runs, (kind[0], "holdout")),
-        collapsed=share(n, len(arm_runs)),
+        holdout=_mean_final_level(arm_runs, (kind[0], "holdout")),
+        collapsed=share_with_interval(n, len(arm_runs)),
         n_collapsed=n,
         n_runs=len(arm_runs),
     )

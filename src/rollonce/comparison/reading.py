@@ -50,7 +50,7 @@ class Metrics:
     shadow: dict[str, FloatArray]
     values: dict[str, FloatArray]
 
-    def seconds_T(self, clock: str) -> FloatArray:
+    def cumulative_seconds_T(self, clock: str) -> FloatArray:
         """Seconds of all parts up to and with each step (T,), by ``cpu`` or ``wall``."""
         return np.cumsum(np.sum([*(self.cpu if clock == "cpu" else self.wall).values()], axis=0))
 
@@ -81,7 +81,7 @@ class RawRun(NamedTuple):
     evaluations: dict[int, RawEvaluation]
 
 
-def read_run(arm: str, seed: int, folder: Path) -> RawRun:
+def read_run_folder(arm: str, seed: int, folder: Path) -> RawRun:
     """Read a run's directory.
 
     Raises:
@@ -91,21 +91,21 @@ def read_run(arm: str, seed: int, folder: Path) -> RawRun:
         raise OddError("has not been started")
     if not (folder / RESULT_FILE).is_file():
         raise OddError("has no result.json: it has not finished, or was stopped")
-    written = _json(folder / RESULT_FILE)
+    written = _read_json_object(folder / RESULT_FILE)
     status, steps = written.get("status"), written.get("steps")
     if not isinstance(status, str) or not isinstance(steps, int) or steps < 0:
         raise OddError('result.json needs "status" (text) and "steps" (a whole number)')
     result = RunResult(status, str(written.get("message") or ""), steps)
     if status != DONE and status not in BAD_ENDS:
         raise OddError(f"ended as {status!r}: {result.message or 'no message'}")
-    metrics = _metrics(folder / METRICS_FILE)
+    metrics = _read_metrics_file(folder / METRICS_FILE)
     if len(metrics.steps_T) < steps:
         raise OddError(f"result.json says {steps} steps, metrics.jsonl holds {len(metrics.steps_T)}")
     evaluations: dict[int, RawEvaluation] = {}
     where = folder / EVALUATIONS_FOLDER
     for path in sorted(where.iterdir()) if where.is_dir() else ():
         if match := EVALUATION_NAME.match(path.name):
-            evaluations[int(match[1])] = _evaluation(path)
+            evaluations[int(match[1])] = _read_evaluation_file(path)
     if not evaluations:
         raise OddError("has no evaluations")
     for step in sorted(step for step, sums in evaluations.items() if not sums):
@@ -118,7 +118,7 @@ def read_run(arm: str, seed: int, folder: Path) -> RawRun:
     return RawRun(arm, seed, result, metrics, evaluations)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -128,7 +128,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -150,51 +150,52 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _number(value: Any) -> float:
+def _as_number_or_nan(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def _metrics(path: Path) -> Metrics:
+def _read_metrics_file(path: Path) -> Metrics:
     if not path.is_file():
         raise OddError("has no metrics.jsonl")
-    rows = _lines(path)
-    steps = np.array([_number(r.get("step")) for r in rows])
+    rows = _read_json_lines(path)
+    steps = np.array([_as_number_or_nan(r.get("step")) for r in rows])
     if not np.array_equal(steps, np.arange(1, len(rows) + 1)):
         k = int(np.flatnonzero(steps != np.arange(1, len(rows) + 1))[0])
         raise OddError(f'metrics.jsonl, line {k + 1}: "step" is {rows[k].get("step")!r}, not {k + 1}')
-    rollouts = np.array([_number(r.get("rollouts")) for r in rows])
+    rollouts = np.array([_as_number_or_nan(r.get("rollouts")) for r in rows])
     if not np.isfinite(rollouts).all() or (np.diff(rollouts, prepend=0.0) <= 0).any():
         raise OddError('metrics.jsonl: "rollouts" must be a number that rises from step to step')
 
-    def parts(key: str) -> dict[str, FloatArray]:
+    def read_seconds_by_part(key: str) -> dict[str, FloatArray]:
         return {
             p: np.array(
-                [_number(r[key].get(p, 0.0)) if isinstance(r.get(key), dict) else math.nan for r in rows], dtype=float
+                [_as_number_or_nan(r[key].get(p, 0.0)) if isinstance(r.get(key), dict) else math.nan for r in rows],
+                dtype=float,
             )
             for p in PARTS
         }
 
-    cpu, wall = parts("cpu_seconds"), parts("wall_seconds")
+    cpu, wall = read_seconds_by_part("cpu_seconds"), read_seconds_by_part("wall_seconds")
     for name, times in (("cpu_seconds", cpu), ("wall_seconds", wall)):
         if not all(np.isfinite(v).all() and (v >= 0).all() for v in times.values()):
             raise OddError(f'metrics.jsonl: "{name}" must hold seconds for {", ".join(PARTS)} at each step')
     labels = sorted({label for r in rows if isinstance(r.get("shadow"), dict) for label in r["shadow"]})
-    shadow = {label: np.array([_shadow(r, label) for r in rows]) for label in labels}
+    shadow = {label: np.array([_shadow_mean_square(r, label) for r in rows]) for label in labels}
     names = sorted({k for r in rows for k in r} - {"step", "rollouts", "shadow", "cpu_seconds", "wall_seconds"})
-    values = {name: np.array([_number(r.get(name)) for r in rows]) for name in names}
+    values = {name: np.array([_as_number_or_nan(r.get(name)) for r in rows]) for name in names}
     return Metrics(steps.astype(int), rollouts, cpu, wall, shadow, values)
 
 
-def _shadow(row: dict[str, Any], label: str) -> float:
+def _shadow_mean_square(row: dict[str, Any], label: str) -> float:
     entry = (row.get("shadow") or {}).get(label)
-    return _number(entry.get("mean_square_advantage")) if isinstance(entry, dict) else math.nan
+    return _as_number_or_nan(entry.get("mean_square_advantage")) if isinstance(entry, dict) else math.nan
 
 
-def _evaluation(path: Path) -> RawEvaluation:
+def _read_evaluation_file(path: Path) -> RawEvaluation:
     sums: RawEvaluation = {}
     seen: set[tuple[Any, ...]] = set()
-    for number, row in enumerate(_lines(path), 1):
-        reward, task, mode = _number(row.get("reward")), row.get("task_id"), row.get("mode")
+    for number, row in enumerate(_read_json_lines(path), 1):
+        reward, task, mode = _as_number_or_nan(row.get("reward")), row.get("task_id"), row.get("mode")
         if not math.isfinite(reward) or not isinstance(task, str | int) or mode not in MODES:
             raise OddError(
                 f'{path.name}, line {number} needs "task_id", "mode" (sampled or greedy) and a finite "reward"'
@@ -207,7 +208,7 @@ def _evaluation(path: Path) -> RawEvaluation:
             raise OddError(f"{path.name}, line {number}: task {task!r} has this repeat twice")
         seen.add(once)
         old = sums.setdefault((mode, split), {}).get(item, Sums(0.0, 0.0, 0.0, 0))
-        tokens = old.tokens + _number(row.get("tokens"))
+        tokens = old.tokens + _as_number_or_nan(row.get("tokens"))
         sums[mode, split][item] = Sums(
             old.reward + reward, old.truncated + bool(row.get("truncated")), tokens, old.n + 1
         )

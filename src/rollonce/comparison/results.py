@@ -9,7 +9,7 @@ from rollonce.comparison.curves import CurvePoint, Reach
 from rollonce.comparison.intervals import Crossed
 from rollonce.comparison.rates import RateCurve
 from rollonce.comparison.runs import LeftOut
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 from rollonce.scoring import Estimate
 
 
@@ -183,9 +183,9 @@ class Analysis:
     left_out: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def arm(self, name: str) -> ArmSummary:
+    def summary_of_arm(self, name: str) -> ArmSummary:
         return next(a for a in self.arms if a.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: NaN and infinity become null."""
-        return plain_json(self)
+        return convert_to_plain_json(self)

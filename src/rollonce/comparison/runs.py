@@ -1,7 +1,7 @@
 """Reads a directory of runs: ``compare.json``, and for each arm and seed its metrics, evaluations and result.
 
 What cannot be used is never dropped in silence: every run that is left out is named with its reason. A run that ended
-badly (a NaN loss, a collapse) *is* used, since leaving it out would flatter its arm; see `FinishedRun.ended_badly`.
+badly (a NaN loss, a collapse) *is* used, since leaving it out would flatter its arm; see `FinishedRun.has_ended_badly`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.comparison.reading import Item, Metrics, OddError, RawRun, Sums, read_run
+from rollonce.comparison.reading import Item, Metrics, OddError, RawRun, Sums, read_run_folder
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray
-from rollonce.run_directory import BAD_ENDS, MODES, PLAN_FILE, RUNS_FOLDER, SEED_NAME, run_folder
+from rollonce.run_directory import BAD_ENDS, MODES, PLAN_FILE, RUNS_FOLDER, SEED_NAME, path_of_run_folder
 
 
 class Series(NamedTuple):
@@ -56,15 +56,15 @@ class FinishedRun:
     stood_in: bool = False
 
     @property
-    def ended_badly(self) -> bool:
+    def has_ended_badly(self) -> bool:
         """Whether training itself went wrong."""
         return self.status in BAD_ENDS
 
-    def final(self, mode: str, split: str) -> FloatArray:
+    def final_item_levels(self, mode: str, split: str) -> FloatArray:
         """Mean reward of each item at the end (items,)."""
         return self.series[mode, split].levels_EI[-1]
 
-    def total_at(self, of_T: FloatArray, at_E: np.ndarray) -> FloatArray:
+    def cumulative_total_at(self, of_T: FloatArray, at_E: np.ndarray) -> FloatArray:
         """A cumulative quantity of the metrics after the steps ``at_E``; 0 before the first, its end after the last."""
         known = np.concatenate([[0.0], of_T])
         return known[np.searchsorted(self.metrics.steps_T, at_E, side="right")]
@@ -108,19 +108,19 @@ class Runs:
         """What learning curves are of: of the splits that every run has, the one that was evaluated more often on the
         way."""
         runs = [r for some in self.arms.values() for r in some]
-        return _curve_split(runs, self.modes[0], len(runs))
+        return _most_evaluated_split(runs, self.modes[0], len(runs))
 
-    def base_of(self, arm: str) -> str:
+    def arm_without_rate(self, arm: str) -> str:
         """The arm's name without its learning rate."""
         return str(self.config["arms"].get(arm, {}).get("arm", arm))
 
-    def rate_of(self, arm: str) -> float:
+    def learning_rate_of_arm(self, arm: str) -> float:
         """Its learning rate; NaN if the configuration does not say."""
         rate = self.config["arms"].get(arm, {}).get("learning_rate")
         return float(rate) if isinstance(rate, int | float) else math.nan
 
 
-def load_runs(directory: str | Path) -> Runs:
+def load_finished_runs(directory: str | Path) -> Runs:
     """Read a directory that ``rollonce compare`` wrote (or is still writing).
 
     Raises:
@@ -129,31 +129,31 @@ def load_runs(directory: str | Path) -> Runs:
     root = Path(directory)
     if not root.is_dir():
         raise InputError("no such directory; name the one that `rollonce compare` wrote", file=root)
-    config = _config(root / PLAN_FILE)
+    config = _read_comparison_plan(root / PLAN_FILE)
     folders = root / RUNS_FOLDER
     if not folders.is_dir():
         raise InputError("has no folder runs/: nothing has been run yet", file=root)
     found: list[RawRun] = []
     left_out: list[LeftOut] = []
-    for arm, seed, folder in _expected(config, root):
+    for arm, seed, folder in _list_expected_runs(config, root):
         try:
-            found.append(read_run(arm, seed, folder))
+            found.append(read_run_folder(arm, seed, folder))
         except OddError as odd:
             left_out.append(LeftOut(arm, str(seed), str(odd)))
     for extra in sorted(p.name for p in folders.iterdir() if p.is_dir() and p.name not in config["arms"]):
         left_out.append(LeftOut(extra, "all", "the arm is not in compare.json"))
-    usable, items, modes = _same_items(found, left_out)
+    usable, items, modes = _keep_same_item_runs(found, left_out)
     if not usable:
         reasons = "; ".join(f"{x.arm} seed {x.seed}: {x.reason}" for x in left_out[:4])
         raise InputError(f"no run in it can be used yet ({reasons or 'compare.json names none'})", file=root)
     arms: dict[str, list[FinishedRun]] = {}
-    for run in _same_curves([_finish(raw, items, modes) for raw in usable], modes[0], left_out):
+    for run in _keep_comparable_curves([_make_finished_run(raw, items, modes) for raw in usable], modes[0], left_out):
         arms.setdefault(run.arm, []).append(run)
     ordered = {name: sorted(arms[name], key=lambda r: r.seed) for name in config["arms"] if name in arms}
     return Runs(str(directory), config, ordered, items, modes, left_out)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_comparison_plan(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -175,13 +175,13 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _expected(config: dict[str, Any], root: Path) -> list[tuple[str, int, Path]]:
+def _list_expected_runs(config: dict[str, Any], root: Path) -> list[tuple[str, int, Path]]:
     out = []
     for arm in config["arms"]:
         seeds = set(config["seeds"])
         if (folder := root / RUNS_FOLDER / arm).is_dir():
             seeds |= {int(m[1]) for p in folder.iterdir() if (m := SEED_NAME.match(p.name))}
-        out += [(arm, seed, run_folder(root, arm, seed)) for seed in sorted(seeds)]
+        out += [(arm, seed, path_of_run_folder(root, arm, seed)) for seed in sorted(seeds)]
     return out
 
 
@@ -189,7 +189,7 @@ def _expected(config: dict[str, Any], root: Path) -> list[tuple[str, int, Path]]
 # -------------------------------------------------------------------------------------------------------
 
 
-def _same_items(
+def _keep_same_item_runs(
     found: Sequence[RawRun], left_out: list[LeftOut]
 ) -> tuple[list[RawRun], dict[tuple[str, str], list[Item]], tuple[str, ...]]:
     """The runs that share the items most of them have. A run with other items could be better by having easier ones."""
@@ -208,7 +208,7 @@ def _same_items(
     needed = [kind for kind in needed if have[kind] > len(found) / 2] or [max(needed, key=lambda kind: have[kind])]
     usable = []
     for raw in found:
-        reason = _odd_items(raw, common, needed)
+        reason = _describe_odd_items(raw, common, needed)
         if reason:
             left_out.append(LeftOut(raw.arm, str(raw.seed), reason))
         else:
@@ -217,7 +217,9 @@ def _same_items(
     return usable, {kind: sorted(items) for kind, items in common.items()}, modes
 
 
-def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], needed: list[tuple[str, str]]) -> str:
+def _describe_odd_items(
+    raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], needed: list[tuple[str, str]]
+) -> str:
     for step, evaluation in sorted(raw.evaluations.items()):
         for (mode, split), items in evaluation.items():
             want = common[mode, split]
@@ -237,7 +239,7 @@ def _odd_items(raw: RawRun, common: dict[tuple[str, str], frozenset[Item]], need
     return ""
 
 
-def _curve_split(runs: Sequence[FinishedRun], mode: str, least: int) -> str:
+def _most_evaluated_split(runs: Sequence[FinishedRun], mode: str, least: int) -> str:
     """The split evaluated most often on the way, of those that at least so many runs have; the test items in case of
     doubt."""
     counts = {}
@@ -248,12 +250,12 @@ def _curve_split(runs: Sequence[FinishedRun], mode: str, least: int) -> str:
     return max(counts, key=lambda s: counts[s])
 
 
-def _same_curves(runs: list[FinishedRun], mode: str, left_out: list[LeftOut]) -> list[FinishedRun]:
+def _keep_comparable_curves(runs: list[FinishedRun], mode: str, left_out: list[LeftOut]) -> list[FinishedRun]:
     """The runs whose learning curves can be held against each other: of the split that most have, with a step that most
     share."""
     if not runs:
         return runs
-    split = _curve_split(runs, mode, len(runs) // 2 + 1)
+    split = _most_evaluated_split(runs, mode, len(runs) // 2 + 1)
     words = {"test": "test", "holdout": "hold-out"}[split]
     usable = []
     for run in runs:
@@ -267,7 +269,7 @@ def _same_curves(runs: list[FinishedRun], mode: str, left_out: list[LeftOut]) ->
                     f"has no evaluation of the {words} items, which most runs' learning curves are of",
                 )
             )
-    whole = [r for r in usable if not r.ended_badly] or usable
+    whole = [r for r in usable if not r.has_ended_badly] or usable
     steps = {id(r): set(r.series[mode, split].at_E.tolist()) for r in whole}
     if set.intersection(*steps.values()):
         return usable
@@ -281,7 +283,7 @@ def _same_curves(runs: list[FinishedRun], mode: str, left_out: list[LeftOut]) ->
     return [r for r in usable if id(r) not in odd]
 
 
-def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[str, ...]) -> FinishedRun:
+def _make_finished_run(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[str, ...]) -> FinishedRun:
     status, message, steps = raw.result[:3]
     last = max(raw.evaluations)
     stood_in = status in BAD_ENDS and last < steps
@@ -290,7 +292,7 @@ def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[
         at = [step for step in sorted(raw.evaluations) if kind in raw.evaluations[step]]
         if not at:
             continue
-        levels = np.array([[_mean(raw.evaluations[step][kind][i]) for i in columns] for step in at])
+        levels = np.array([[_mean_reward_of_item(raw.evaluations[step][kind][i]) for i in columns] for step in at])
         if stood_in:
             # Its last evaluation is of a policy from before the accident: to count that one would hide the accident.
             at, levels = [*at, steps], np.vstack([levels, np.zeros(len(columns))])
@@ -315,5 +317,5 @@ def _finish(raw: RawRun, items: dict[tuple[str, str], list[Item]], modes: tuple[
     )
 
 
-def _mean(sums: Sums) -> float:
+def _mean_reward_of_item(sums: Sums) -> float:
     return sums.reward / sums.n

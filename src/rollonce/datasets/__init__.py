@@ -46,15 +46,15 @@ class Dataset(NamedTuple):
     has_log_probs: bool = False
 
 
-def _described_set(
+def _make_dataset_entry(
     name: str, policy: str, reward: str, source: str, licence: str, file: str, family: str | None = None
 ) -> Dataset:
     return Dataset(name, policy, reward, source, licence, _HERE / "licences" / file, family)
 
 
-def _with_log_probs(name: str, policy: str) -> Dataset:
+def _make_log_prob_dataset(name: str, policy: str) -> Dataset:
     made = "rollouts made for this project by rollonce collect; tasks from open-thought/reasoning-gym"
-    return _described_set(name, policy, "0/1", made, *_RG)._replace(has_log_probs=True)
+    return _make_dataset_entry(name, policy, "0/1", made, *_RG)._replace(has_log_probs=True)
 
 
 _TOT = ("MIT, Copyright (c) 2023 Shunyu Yao", "tree-of-thought-llm.MIT.txt")
@@ -62,7 +62,7 @@ _RG = ("Apache-2.0, Open-Thought community", "reasoning-gym.Apache-2.0.txt")
 _SETS = {
     s.name: s
     for s in (
-        _described_set(
+        _make_dataset_entry(
             "taubench_airline_gpt4o",
             "gpt-4o tool-calling agent (the prompt is the hidden user instruction)",
             "0/1",
@@ -70,21 +70,21 @@ _SETS = {
             "MIT, Copyright (c) 2024 Sierra",
             "tau-bench.MIT.txt",
         ),
-        _described_set(
+        _make_dataset_entry(
             "game24_gpt4_cot",
             "GPT-4, chain of thought, T=0.7",
             "0/1",
             "princeton-nlp/tree-of-thought-llm @ab400345c5ea, logs/game24",
             *_TOT,
         ),
-        _described_set(
+        _make_dataset_entry(
             "creative_writing_gpt4_judge",
             "GPT-4, chain of thought, T=1.0",
             "judge score / 10",
             "princeton-nlp/tree-of-thought-llm @ab400345c5ea, logs/text",
             *_TOT,
         ),
-        _described_set(
+        _make_dataset_entry(
             "cruxeval_input_codellama7b_t02",
             "CodeLlama-7B, T=0.2",
             "0/1",
@@ -92,14 +92,14 @@ _SETS = {
             "MIT, Copyright (c) 2023 Meta",
             "cruxeval.MIT.txt",
         ),
-        _described_set(
+        _make_dataset_entry(
             "amc_aime_llama3b_rg400",
             "a 3B instruct model after 400 RL steps, T=0.6",
             "0/1",
             "open-thought/reasoning-gym-eval @5f09fecc342a, math-evals/llama-3b-instruct/step_400",
             *_RG,
         ),
-        _described_set(
+        _make_dataset_entry(
             "rg_easy_gemma3_27b_G3",
             "gemma-3-27b-it, zero-shot",
             "in [0, 1], mostly 0/1",
@@ -107,7 +107,7 @@ _SETS = {
             *_RG,
             r"^[^/]+/[^/]+",
         ),
-        _described_set(
+        _make_dataset_entry(
             "gsm8k_qwen25coder_1.5b",
             "Qwen2.5-Coder-1.5B-Instruct (4-bit weights), 2-shot, T=1.0, at most 300 tokens",
             "0/1, exact number",
@@ -115,7 +115,7 @@ _SETS = {
             "MIT, Copyright (c) 2021 OpenAI",
             "grade-school-math.MIT.txt",
         ),
-        _described_set(
+        _make_dataset_entry(
             "rg_smollm2_135m",
             "SmolLM2-135M-Instruct, 4-shot, T=1.0, at most 24 tokens",
             "0/1",
@@ -123,18 +123,18 @@ _SETS = {
             *_RG,
             r"^rg-(.+)-s\d+-\d+$",
         ),
-        _with_log_probs("logprob_embedded", "the embedded policy of rollonce, T=1.0, at most 96 tokens"),
-        _with_log_probs("logprob_smollm2_short", "SmolLM2-135M-Instruct, 4-shot, T=1.0, at most 24 tokens"),
+        _make_log_prob_dataset("logprob_embedded", "the embedded policy of rollonce, T=1.0, at most 96 tokens"),
+        _make_log_prob_dataset("logprob_smollm2_short", "SmolLM2-135M-Instruct, 4-shot, T=1.0, at most 24 tokens"),
     )
 }
 
 
-def names(*, with_log_probs: bool = True) -> tuple[str, ...]:
+def list_dataset_names(*, with_log_probs: bool = True) -> tuple[str, ...]:
     """The names of the sets: all of them, or the eight that have no log-probabilities."""
     return tuple(name for name, about in _SETS.items() if with_log_probs or not about.has_log_probs)
 
 
-def describe(name: str) -> Dataset:
+def describe_dataset(name: str) -> Dataset:
     """Where a set comes from, its policy and licence. The beginning of a name will do, if only one set begins so.
 
     Raises:
@@ -149,9 +149,9 @@ def describe(name: str) -> Dataset:
     raise InputError(f"{what}; the sets that come with rollonce are {', '.join(_SETS)}")
 
 
-def path(name: str) -> Path:
+def locate_dataset_file(name: str) -> Path:
     """The set's file, gzipped JSON Lines that `rollonce.readers.read_rollouts` reads."""
-    return _HERE / "data" / f"{describe(name).name}.jsonl.gz"
+    return _HERE / "data" / f"{describe_dataset(name).name}.jsonl.gz"
 
 
 def load(name: str) -> Rollouts:
@@ -164,7 +164,7 @@ def load(name: str) -> Rollouts:
 
     # The files are ours and right, so this needs none of the readers' checks (and the readers' layer may not be
     # imported from here).
-    about, file = describe(name), path(name)
+    about, file = describe_dataset(name), locate_dataset_file(name)
     groups: dict[str, list[dict[str, object]]] = {}
     for line in gzip.decompress(file.read_bytes()).splitlines():
         row = orjson.loads(line)

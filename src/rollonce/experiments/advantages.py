@@ -24,7 +24,7 @@ LENGTH_BUCKETS = "length_buckets_loo"
 TOKEN_CRITIC = "critic_token"
 
 
-def baseline_of(spec: Spec, advantage: str) -> Baseline:
+def make_advantage_baseline(spec: Spec, advantage: str) -> Baseline:
     """A fresh, unfitted baseline.
 
     Raises:
@@ -56,16 +56,16 @@ def check_advantages(spec: Spec) -> None:
         try:
             if arm.advantage == TOKEN_CRITIC:
                 continue
-            needs_groups = baseline_of(spec, arm.advantage).tags.needs_groups
+            needs_groups = make_advantage_baseline(spec, arm.advantage).tags.needs_groups
         except InputError as error:
             raise InputError(f"arms[{i}].advantage: {error.message}") from None
         if needs_groups and arm.group_size < 2:
             raise InputError(f"arms[{i}]: {arm.advantage} needs group_size of at least 2, not {arm.group_size}")
 
 
-def config_of(spec: Spec, advantage: str) -> dict[str, Any]:
+def make_advantage_config(spec: Spec, advantage: str) -> dict[str, Any]:
     """The baseline's configuration as plain JSON, for records and trainers."""
-    return {"type": TOKEN_CRITIC} if advantage == TOKEN_CRITIC else baseline_of(spec, advantage).config()
+    return {"type": TOKEN_CRITIC} if advantage == TOKEN_CRITIC else make_advantage_baseline(spec, advantage).config()
 
 
 def dummy_advantages(spec: Spec, arm: ArmSpec, tasks: Sequence[Task], fitted_on: Sequence[str]) -> FloatArray:
@@ -74,5 +74,5 @@ def dummy_advantages(spec: Spec, arm: ArmSpec, tasks: Sequence[Task], fitted_on:
     rewards = np.arange(len(tasks), dtype=np.float64) % 2
     if arm.advantage == TOKEN_CRITIC:
         return rewards - rewards.mean()
-    baseline = baseline_of(spec, arm.advantage).fit(list(fitted_on))
+    baseline = make_advantage_baseline(spec, arm.advantage).fit(list(fitted_on))
     return baseline.advantages(Batch.of([t.prompt for t in tasks], rewards, task_ids=[t.id for t in tasks]))

@@ -13,7 +13,7 @@ from rollonce.prompts import normalise_prompt
 from rollonce.tasks import Task, grade
 
 
-def audit_tasks(
+def audit_task_sets(
     tasks: ExperimentTasks, spec: Spec, *, max_tokens: int, prompt_lengths: Callable[[Sequence[str]], list[int]]
 ) -> dict[str, Any]:
     """Counts, hashes, overlaps, lengths and label errors; ``passed`` and ``problems`` say whether the limits hold.
@@ -77,14 +77,14 @@ def audit_tasks(
         "deviations": deviations,
         "longest_prompt": longest,
         "counts": {name: len(found) for name, found in sets.items()},
-        "sha256": {name: tasks_digest(found) for name, found in sets.items()},
+        "sha256": {name: compute_tasks_digest(found) for name, found in sets.items()},
         "overlaps": overlaps,
         "labels_graded": len(sample),
         "label_errors": wrong,
     }
 
 
-def tasks_digest(tasks: Sequence[Task]) -> str:
+def compute_tasks_digest(tasks: Sequence[Task]) -> str:
     """sha256 over ids, prompts and references in order."""
     total = hashlib.sha256()
     for t in tasks:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollonce.experiments.engine import Engine, StageFailed
-from rollonce.experiments.evaluate import within_seconds
+from rollonce.experiments.evaluate import run_within_seconds
 from rollonce.experiments.ledger import Ledger
 from rollonce.tasks import TaskSet
 
@@ -25,7 +25,7 @@ class Calibration(NamedTuple):
     prompt_tokens: int
 
 
-def calibrate(
+def sample_calibration_groups(
     engine: Engine,
     tasks: TaskSet,
     *,
@@ -45,16 +45,16 @@ def calibrate(
     Raises:
         StageFailed: the cap came before the end. A gate is not scored on the tasks that happened to be quick.
     """
-    done: dict[str, dict[str, Any]] = {row["task_id"]: row for row in ledger.read(CALIBRATION)}
+    done: dict[str, dict[str, Any]] = {row["task_id"]: row for row in ledger.read_noted_lines(CALIBRATION)}
     progress("tasks", len(done), len(tasks))
     for start in range(0, len(tasks), CHUNK):
         chunk = list(tasks[start : start + CHUNK])
         if all(t.id in done for t in chunk):
             continue
-        ledger.tick(stage, write=True)
-        left = 60 * minutes - ledger.stage_seconds(stage)
-        ask = lambda chunk=chunk, start=start: engine.sample_groups(chunk, group_size, seed * 1_000_003 + start)  # noqa: E731
-        answers = within_seconds(left, ask) if left > 0 else None
+        ledger.count_elapsed_time(stage, write=True)
+        left = 60 * minutes - ledger.spent_stage_seconds(stage)
+        ask = lambda chunk=chunk, start=start: engine.sample_task_groups(chunk, group_size, seed * 1_000_003 + start)  # noqa: E731
+        answers = run_within_seconds(left, ask) if left > 0 else None
         if answers is None:
             raise StageFailed(
                 f"the cap of {minutes:g} minutes came after {len(done)} of {len(tasks)} calibration tasks; the gate is "
@@ -70,10 +70,10 @@ def calibrate(
                 "prompt_tokens": [a.prompt_tokens for a in group],
             }
             done[task.id] = row
-            ledger.append(CALIBRATION, row)
+            ledger.append_noted_line(CALIBRATION, row)
         progress("tasks", len(done), len(tasks))
     ordered = [done[t.id] for t in tasks]
     cut = [c for row in ordered for c in row["truncated"]]
     tokens, read = (sum(sum(row[k]) for row in ordered) for k in ("tokens", "prompt_tokens"))
     rewards = [row["rewards"] for row in ordered]
-    return Calibration(rewards, sum(cut) / len(cut), ledger.stage_seconds(stage), tokens, read)
+    return Calibration(rewards, sum(cut) / len(cut), ledger.spent_stage_seconds(stage), tokens, read)

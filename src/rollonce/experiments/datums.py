@@ -45,7 +45,7 @@ class FixedBatch(NamedTuple):
     rewards: FloatArray
 
 
-def fixed_batch(prompts: Sequence[str], group_size: int, seed: int = 0) -> FixedBatch:
+def make_fixed_batch(prompts: Sequence[str], group_size: int, seed: int = 0) -> FixedBatch:
     """``group_size`` rollouts of each prompt; rewards 0, 1 and a few between, so that no wrong formula hides behind
     symmetry.
 
@@ -70,7 +70,7 @@ def fixed_batch(prompts: Sequence[str], group_size: int, seed: int = 0) -> Fixed
     return FixedBatch(texts, ids, first, response, old, rewards)
 
 
-def plain_datums(batch: FixedBatch, advantages_B: FloatArray) -> list[Datum]:
+def make_plain_datums(batch: FixedBatch, advantages_B: FloatArray) -> list[Datum]:
     """The batch with one advantage per rollout, on response positions only."""
     out = []
     for p, r, old, a in zip(batch.prompt_tokens, batch.response_tokens, batch.old_log_probs, advantages_B, strict=True):
@@ -96,11 +96,11 @@ class TinyModel:
     def __call__(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Tensor]:
         """Log-probability of each target (T,), one tensor per sequence."""
         return [
-            self._one([i % VOCABULARY for i in x], [i % VOCABULARY for i in y])
+            self._sequence_log_probs([i % VOCABULARY for i in x], [i % VOCABULARY for i in y])
             for x, y in zip(inputs, targets, strict=True)
         ]
 
-    def _one(self, inputs: list[int], targets: list[int]) -> Tensor:
+    def _sequence_log_probs(self, inputs: list[int], targets: list[int]) -> Tensor:
         state = torch.zeros(WIDTH, dtype=torch.float64)
         states = []
         for row in self.embedding[torch.tensor(inputs)] @ self.read + self.bias:
@@ -124,7 +124,7 @@ class Signal(NamedTuple):
     to_parameters: FloatArray
 
 
-def training_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
+def compute_training_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
     """By torch: ``-sum ratio A`` over response tokens (importance sampling), over their number with ``token_mean``."""
     model = TinyModel()
     log_probs = torch.cat(model([d.inputs for d in datums], [d.targets for d in datums]))
@@ -138,7 +138,7 @@ def training_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
     return Signal(loss.item(), to_log_probs.numpy(), torch.cat([g.flatten() for g in to_parameters]).numpy())
 
 
-def reference_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
+def compute_reference_signal(datums: Sequence[Datum], *, token_mean: bool) -> Signal:
     """By numpy and by hand: ``dL / d log p = -ratio A``; the chain to the parameters is the model's Jacobian
     (torch)."""
     model = TinyModel()

@@ -13,10 +13,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rollonce.errors import InputError
-from rollonce.experiments.intervals import Interval, McNemar, betting, empirical_bernstein, hoeffding, mcnemar
-from rollonce.experiments.spec import Criterion, DecisionRule, metric_span
+from rollonce.experiments.intervals import (
+    Interval,
+    McNemar,
+    betting_interval,
+    empirical_bernstein_interval,
+    exact_mcnemar_test,
+    hoeffding_interval,
+)
+from rollonce.experiments.spec import Criterion, DecisionRule, compute_metric_span
 from rollonce.rollouts import FloatArray
-from rollonce.tuning.power import half_width
+from rollonce.tuning.power import interval_half_width
 
 Verdict = Literal["validated", "failed", "inconclusive"]
 CAVEAT = (
@@ -112,10 +119,14 @@ def _judge_criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray
             raise InputError(
                 f"the criterion {c.id!r} was registered for a metric in {c.bounds}, but {key} has a grade of {bad[0]:g}"
             )
-    worst, best = _differences(c, used)
+    worst, best = _bound_item_differences(c, used)
     d = (worst + best) / 2
-    low, high = metric_span(c)
-    interval = Interval(float(d.mean()), hoeffding(worst, low, high, alpha).low, hoeffding(best, low, high, alpha).high)
+    low, high = compute_metric_span(c)
+    interval = Interval(
+        float(d.mean()),
+        hoeffding_interval(worst, low, high, alpha).low,
+        hoeffding_interval(best, low, high, alpha).high,
+    )
     unanswered = int((worst != best).sum())
     verdict: Verdict = (
         "validated" if interval.low > c.margin else "failed" if interval.high < c.margin else "inconclusive"
@@ -124,7 +135,7 @@ def _judge_criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray
     test = None
     if len(pair) == 2 and unanswered == 0 and all(set(np.unique(used[k])) <= {0.0, 1.0} for k in pair):
         up, down = sorted(pair, key=lambda k: -c.weights[k])
-        test = mcnemar(used[up], used[down])
+        test = exact_mcnemar_test(used[up], used[down])
     return CriterionResult(
         id=c.id,
         margin=c.margin,
@@ -133,15 +144,15 @@ def _judge_criterion(c: Criterion, alpha: float, grades: Mapping[str, FloatArray
         means={key: float(np.nanmean(g)) for key, g in used.items()},
         unanswered=unanswered,
         hoeffding=interval,
-        bernstein=_outer_interval(empirical_bernstein, worst, best, low=low, high=high, alpha=alpha),
-        betting=_outer_interval(betting, worst, best, low=low, high=high, alpha=alpha),
+        bernstein=_make_outer_interval(empirical_bernstein_interval, worst, best, low=low, high=high, alpha=alpha),
+        betting=_make_outer_interval(betting_interval, worst, best, low=low, high=high, alpha=alpha),
         mcnemar=test,
         verdict=verdict,
         sentence=_verdict_sentence(verdict, c, interval, n=len(d), alpha=alpha, width=high - low),
     )
 
 
-def _differences(c: Criterion, used: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _bound_item_differences(c: Criterion, used: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """``sum of weight x grade`` of each item (n,), with what was never answered at its worst and at its best."""
     n = len(next(iter(used.values())))
     worst, best = np.zeros(n), np.zeros(n)
@@ -153,7 +164,7 @@ def _differences(c: Criterion, used: Mapping[str, FloatArray]) -> tuple[FloatArr
     return worst, best
 
 
-def _outer_interval(
+def _make_outer_interval(
     method: Callable[[FloatArray, float, float, float], Interval],
     worst: FloatArray,
     best: FloatArray,
@@ -172,9 +183,9 @@ def _verdict_sentence(verdict: Verdict, c: Criterion, i: Interval, *, n: int, al
     )
     if verdict == "validated":
         return f"Validated: {said}, whose lower end lies above the margin {c.margin:+g}."
-    half = half_width("hoeffding", n, alpha, 0.0, span=width)
+    half = interval_half_width("hoeffding", n, alpha, 0.0, span=width)
     needed = c.margin + half
-    most = metric_span(c)[1]
+    most = compute_metric_span(c)[1]
     needs = (
         f"an observed difference above {needed:+.4f} was needed"
         if needed < most
@@ -194,8 +205,8 @@ def power_statement(rule: DecisionRule, n: int) -> list[str]:
     alpha = rule.alpha / len(rule.criteria)
     out = []
     for c in rule.criteria:
-        low, high = metric_span(c)
-        half = half_width("hoeffding", n, alpha, 0.0, span=high - low)
+        low, high = compute_metric_span(c)
+        half = interval_half_width("hoeffding", n, alpha, 0.0, span=high - low)
         needed = c.margin + half
         text = f"{c.id}: {n} items, half-width {half:.4f} at alpha {alpha:.4g}; "
         if needed >= high:

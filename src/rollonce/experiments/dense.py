@@ -10,7 +10,7 @@ from __future__ import annotations
 from rollonce.tasks import Task, TaskSet
 
 
-def dense(response: str, reference: str) -> float:
+def share_of_even_characters(response: str, reference: str) -> float:
     """Share of the response's characters whose code is even; 0.5 for an empty one. In [0, 1], whatever the reference.
 
     >>> dense("abab", "42")
@@ -20,9 +20,9 @@ def dense(response: str, reference: str) -> float:
 
 
 # A model that knows nothing hardly ever ends by itself.
-dense.grades_truncated = True  # type: ignore[attr-defined]
+share_of_even_characters.grades_truncated = True  # type: ignore[attr-defined]
 
 
 def with_dense_reward(tasks: TaskSet) -> TaskSet:
     """The same tasks, graded by `dense`."""
-    return TaskSet([Task(t.id, t.prompt, t.reference, dense, t.columns) for t in tasks], tasks.name)
+    return TaskSet([Task(t.id, t.prompt, t.reference, share_of_even_characters, t.columns) for t in tasks], tasks.name)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import LENGTH_BUCKETS
 from rollonce.experiments.spec import ArmSpec, Spec
-from rollonce.tasks import usual_spec
+from rollonce.tasks import usual_source_spec
 
 
 class Origin(NamedTuple):
@@ -76,11 +76,11 @@ class ExperimentSettings:
     base_url: str | None
     origins: dict[str, Origin]
 
-    def with_option(self, name: str, value: Any, option: str) -> ExperimentSettings:
+    def with_command_option(self, name: str, value: Any, option: str) -> ExperimentSettings:
         """The same with one setting from the command line."""
         return dataclasses.replace(self, **{name: value}, origins={**self.origins, name: Origin(option)})
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain_settings(self) -> dict[str, Any]:
         """Plain JSON, for the records."""
         return dataclasses.asdict(self) | {
             "fallbacks": list(self.fallbacks),
@@ -140,12 +140,12 @@ def derive_settings(spec: Spec) -> ExperimentSettings:
     origins: dict[str, Origin] = {}
     own = spec.rollonce
 
-    def pick_setting(name: str, default: Any = None, *, also: tuple[Any, str] | None = None) -> Any:
+    def pick_setting_value(name: str, default: Any = None, *, also: tuple[Any, str] | None = None) -> Any:
         """The file's own section, its text, ``also``, or the default."""
         if (value := getattr(own, name)) is not None:
             origins[name] = Origin(f"rollonce.{name}")
             return value
-        if (read := read_setting(spec, name)) is not None:
+        if (read := read_registered_setting(spec, name)) is not None:
             value, origins[name] = read
             return value
         if also is not None and also[0] is not None:
@@ -154,38 +154,40 @@ def derive_settings(spec: Spec) -> ExperimentSettings:
         origins[name] = Origin("default")
         return default
 
-    engine = pick_setting("engine", "local")
-    tasks = pick_setting("tasks", also=(usual_spec(spec.dataset.name), "dataset.name"))
+    engine = pick_setting_value("engine", "local")
+    tasks = pick_setting_value("tasks", also=(usual_source_spec(spec.dataset.name), "dataset.name"))
     if tasks is None:
         raise InputError(
             f"dataset.name {spec.dataset.name!r} names no source of tasks; give one as rollonce.tasks (gsm8k:DIR, "
             "jsonl:FILE ...)"
         )
-    baseline, treatment = _read_roles(spec, origins)
+    baseline, treatment = _read_arm_roles(spec, origins)
     if own.selection is not None and own.fallbacks:
         raise InputError("rollonce.fallbacks beside rollonce.selection: a grid of rates has no fallback kernel here")
     settings = ExperimentSettings(
         engine=engine,
-        policy=pick_setting("policy", also=(spec.base_model, "base_model")),
+        policy=pick_setting_value("policy", also=(spec.base_model, "base_model")),
         tasks=tasks,
-        max_tokens=pick_setting("max_tokens", 96 if engine == "local" and spec.base_model == "embedded" else 512),
-        calibration_tasks=pick_setting("calibration_tasks", 64),
-        calibration_group_size=pick_setting("calibration_group_size", 8),
-        calibration_minutes=float(pick_setting("calibration_minutes", 10)),
-        pilot_steps=pick_setting("pilot_steps", 3),
-        pilot_eval_items=pick_setting("pilot_eval_items", 100),
-        item_seconds=float(pick_setting("item_seconds", 120)),
-        item_tries=pick_setting("item_tries", 3),
+        max_tokens=pick_setting_value("max_tokens", 96 if engine == "local" and spec.base_model == "embedded" else 512),
+        calibration_tasks=pick_setting_value("calibration_tasks", 64),
+        calibration_group_size=pick_setting_value("calibration_group_size", 8),
+        calibration_minutes=float(pick_setting_value("calibration_minutes", 10)),
+        pilot_steps=pick_setting_value("pilot_steps", 3),
+        pilot_eval_items=pick_setting_value("pilot_eval_items", 100),
+        item_seconds=float(pick_setting_value("item_seconds", 120)),
+        item_tries=pick_setting_value("item_tries", 3),
         declared_gpus=float(
-            pick_setting("declared_gpus", 1, also=(_gpus_of_budget(spec), "budget: gpu_hours over max_wall_minutes"))
+            pick_setting_value(
+                "declared_gpus", 1, also=(_infer_budget_gpus(spec), "budget: gpu_hours over max_wall_minutes")
+            )
         ),
-        restoration_atol=pick_setting("restoration_atol", 1e-4),
-        dense_reward=pick_setting("dense_reward", False),
+        restoration_atol=pick_setting_value("restoration_atol", 1e-4),
+        dense_reward=pick_setting_value("dense_reward", False),
         baseline=baseline,
         treatment=treatment,
-        fallbacks=tuple(pick_setting("fallbacks", ())),
+        fallbacks=tuple(pick_setting_value("fallbacks", ())),
         train_tasks=own.train_tasks,
-        task_seed=pick_setting("task_seed", 0),
+        task_seed=pick_setting_value("task_seed", 0),
         selection_tasks=own.selection.tasks if own.selection is not None else 0,
         renderer=own.renderer,
         base_url=own.base_url,
@@ -193,13 +195,13 @@ def derive_settings(spec: Spec) -> ExperimentSettings:
     )
     if own.renderer is not None:
         origins["renderer"] = Origin("rollonce.renderer")
-    problems = [*_against_the_command(spec), *_against_the_evaluation(spec, settings)]
+    problems = [*_find_command_contradictions(spec), *_find_evaluation_contradictions(spec, settings)]
     if problems:
         raise InputError("the specification contradicts itself:\n  " + "\n  ".join(problems))
     return settings
 
 
-def read_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | None:
+def read_registered_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | None:
     """What the registered text says of a setting, and where; None if it says nothing.
 
     Raises:
@@ -209,7 +211,7 @@ def read_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | None:
     for reading in READINGS:
         if reading.setting != setting:
             continue
-        for sentence in sentences(_registered_texts(spec)[reading.field]):
+        for sentence in split_into_sentences(_registered_texts(spec)[reading.field]):
             if not re.search(reading.mentions, sentence):
                 continue
             match = re.search(reading.value, sentence)
@@ -231,7 +233,7 @@ def read_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | None:
     return found
 
 
-def sentences(text: str) -> Iterator[str]:
+def split_into_sentences(text: str) -> Iterator[str]:
     """Lines, and sentences within a line.
 
     >>> list(sentences("1. Pilot: 3 steps. Then run.\\npython -m x.y lr=3e-5"))
@@ -251,7 +253,7 @@ def _registered_texts(spec: Spec) -> dict[str, str]:
     }
 
 
-def _read_roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
+def _read_arm_roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
     """Which arm is the baseline and which the treatment: by name, never by their order."""
     groups = spec.rollonce.selection.groups if spec.rollonce.selection is not None else {}
     names = list(groups) or [a.name for a in spec.arms]
@@ -261,7 +263,7 @@ def _read_roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
         if spec.rollonce.roles is not None and role in spec.rollonce.roles:
             out[role], origins[role] = spec.rollonce.roles[role], Origin("rollonce.roles")
             continue
-        read = read_setting(spec, role)
+        read = read_registered_setting(spec, role)
         word, origin = read if read is not None else (word, Origin(f"the name that holds {word!r}"))
         match = [n for n in names if word in n.lower()]
         if len(match) != 1:
@@ -275,7 +277,7 @@ def _read_roles(spec: Spec, origins: dict[str, Origin]) -> tuple[str, str]:
     return out["baseline"], out["treatment"]
 
 
-def _against_the_command(spec: Spec) -> Iterator[str]:
+def _find_command_contradictions(spec: Spec) -> Iterator[str]:
     """Options of a recipe's command line that the typed fields say as well."""
     wanted: dict[str, Any] = {
         "model_name": spec.base_model,
@@ -285,18 +287,18 @@ def _against_the_command(spec: Spec) -> Iterator[str]:
         "max_steps": spec.steps,
         "kl_penalty_coef": 0,
     }
-    for sentence in sentences(spec.command):
+    for sentence in split_into_sentences(spec.command):
         if "python -m" not in sentence:
             continue
         for name, text in re.findall(r"\b(\w+)=(\S+)", sentence):
             if name not in wanted:
                 continue
             value = wanted[name]
-            if (float(text) if isinstance(value, int | float) and _is_number(text) else text) != value:
+            if (float(text) if isinstance(value, int | float) and _can_parse_as_number(text) else text) != value:
                 yield f"the command says {name}={text}, the fields {value}"
 
 
-def _against_the_evaluation(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
+def _find_evaluation_contradictions(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
     """What ``eval``, ``dataset`` and ``generation_audit`` register and this program does not do is refused."""
     metric = spec.eval.metric.lower()
     if "exact" not in metric or "greedy" not in metric:
@@ -319,7 +321,7 @@ def _against_the_evaluation(spec: Spec, settings: ExperimentSettings) -> Iterato
         yield f"max_seq_len: {spec.max_seq_len} leaves no room for a prompt beside {settings.max_tokens} tokens"
 
 
-def _is_number(text: str) -> bool:
+def _can_parse_as_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -327,19 +329,21 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def role_name(settings: ExperimentSettings, key: str) -> str:
+def resolve_role_name(settings: ExperimentSettings, key: str) -> str:
     """The name behind a criterion's weight: ``baseline``, ``treatment``, or a name itself."""
     return {"baseline": settings.baseline, "treatment": settings.treatment}.get(key, key)
 
 
-def arm_in_role(spec: Spec, settings: ExperimentSettings, key: str) -> ArmSpec:
+def find_arm_in_role(spec: Spec, settings: ExperimentSettings, key: str) -> ArmSpec:
     """The arm in a role; of a group of ``rollonce.selection`` the first."""
-    name = role_name(settings, key)
+    name = resolve_role_name(settings, key)
     selection = spec.rollonce.selection
-    return spec.arm(selection.groups[name][0] if selection is not None and name in selection.groups else name)
+    return spec.find_arm_by_name(
+        selection.groups[name][0] if selection is not None and name in selection.groups else name
+    )
 
 
-def _gpus_of_budget(spec: Spec) -> float | None:
+def _infer_budget_gpus(spec: Spec) -> float | None:
     """A budget of h GPU hours within m minutes was made for h / (m / 60) GPUs."""
     b = spec.budget
     return b.gpu_hours / (b.max_wall_minutes / 60) if b.gpu_hours and b.max_wall_minutes else None

@@ -144,29 +144,29 @@ class Engine(Protocol):
     name: str
     path: Any
 
-    def identity(self) -> dict[str, Any]:
+    def describe_identity(self) -> dict[str, Any]:
         """What results depend on beside the specification: packages, weights, address of the service. No secrets."""
         ...
 
-    def tasks(self) -> ExperimentTasks: ...
+    def load_experiment_tasks(self) -> ExperimentTasks: ...
 
-    def sample_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
+    def sample_task_groups(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[list[Answer]]:
         """``group_size`` sampled and graded rollouts per task from the starting policy."""
         ...
 
-    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+    def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens of each prompt as the policy reads it."""
         ...
 
-    def fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
+    def measure_fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
         """Log-probabilities of the prompts' own tokens through a fresh training client of this arm."""
         ...
 
-    def probe_arm(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
+    def probe_arm_training(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
         """One small batch through a fresh training client, thrown away afterwards."""
         ...
 
-    def train_arm(
+    def train_or_resume_arm(
         self,
         arm: ArmSpec,
         steps: int,

@@ -45,7 +45,7 @@ def evaluate_items(
             the run goes on from here when it is.
     """
     (ledger.directory / name).parent.mkdir(parents=True, exist_ok=True)
-    done = {row["task_id"]: row for row in ledger.read(name)}
+    done = {row["task_id"]: row for row in ledger.read_noted_lines(name)}
     known = {t.id for t in tasks}
     if odd := [i for i in done if i not in known]:
         raise InputError(
@@ -56,26 +56,26 @@ def evaluate_items(
     for start in range(0, len(left), ROWS):
         chunk = left[start : start + ROWS]
         for task, answer in zip(
-            chunk, _answers_in_time(engine, checkpoint, chunk, item_seconds, item_tries), strict=True
+            chunk, _collect_answers_in_time(engine, checkpoint, chunk, item_seconds, item_tries), strict=True
         ):
             row = {"reward": None, "failure": UNANSWERED} if answer is None else answer._asdict()
             done[task.id] = {"task_id": task.id, "truncated": False, "tokens": 0, "prompt_tokens": 0, **row}
-            ledger.append(name, done[task.id])
+            ledger.append_noted_line(name, done[task.id])
         progress("items", len(done), len(tasks))
     return [done[t.id] for t in tasks]
 
 
-def _answers_in_time(
+def _collect_answers_in_time(
     engine: Engine, checkpoint: str, chunk: Sequence[Task], seconds: float, tries: int
 ) -> list[Answer | None]:
-    together = within_seconds(seconds, lambda: engine.answer_greedily(checkpoint, chunk))
+    together = run_within_seconds(seconds, lambda: engine.answer_greedily(checkpoint, chunk))
     if together is not None:
         return list(together)
     answers: list[Answer | None] = []
     for task in chunk:
         one = None
         for _ in range(tries):
-            one = one or within_seconds(seconds, lambda task=task: engine.answer_greedily(checkpoint, [task]))
+            one = one or run_within_seconds(seconds, lambda task=task: engine.answer_greedily(checkpoint, [task]))
         answers.append(None if one is None else one[0])
     if all(a is None for a in answers):
         raise InputError(
@@ -85,18 +85,18 @@ def _answers_in_time(
     return answers
 
 
-def within_seconds(seconds: float, work: Callable[[], T]) -> T | None:
+def run_within_seconds(seconds: float, work: Callable[[], T]) -> T | None:
     """What ``work`` gives, or None if it is not done in time; then it is left to itself, in a thread that ends with the
     process."""
     answers: queue.Queue[tuple[bool, Any]] = queue.Queue()
 
-    def body() -> None:
+    def put_result_or_error() -> None:
         try:
             answers.put((True, work()))
         except BaseException as error:
             answers.put((False, error))
 
-    threading.Thread(target=body, daemon=True).start()
+    threading.Thread(target=put_result_or_error, daemon=True).start()
     try:
         fine, value = answers.get(timeout=seconds)
     except queue.Empty:
@@ -106,6 +106,6 @@ def within_seconds(seconds: float, work: Callable[[], T]) -> T | None:
     return value
 
 
-def grades_of_rows(rows: Sequence[dict[str, Any]]) -> FloatArray:
+def read_row_grades(rows: Sequence[dict[str, Any]]) -> FloatArray:
     """Rewards in the order of the evaluation (n,), NaN where an item was never answered."""
     return np.array([np.nan if row["reward"] is None else row["reward"] for row in rows], dtype=np.float64)

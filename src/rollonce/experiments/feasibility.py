@@ -18,7 +18,7 @@ class Projection(NamedTuple):
     high: float
 
 
-def project_phases(
+def project_phase_seconds(
     arms: Sequence[ArmSpec],
     step_seconds: Mapping[str, Sequence[float]],
     eval_seconds: float,
@@ -41,11 +41,11 @@ def project_phases(
     return out
 
 
-def against_budget(phases: Sequence[Projection], spent: float, gpus: float, budget: Budget) -> dict[str, Any]:
+def compare_with_budget(phases: Sequence[Projection], spent: float, gpus: float, budget: Budget) -> dict[str, Any]:
     """Sums against the budget; ``problems`` is empty if the expected total fits.
 
     Args:
-        phases: From `project_phases`.
+        phases: From `project_phase_seconds`.
         spent: Seconds spent so far.
         gpus: Declared.
         budget: Registered.
@@ -79,7 +79,7 @@ def against_budget(phases: Sequence[Projection], spent: float, gpus: float, budg
     }
 
 
-def over_budget(seconds: float, gpus: float, budget: Budget) -> str:
+def describe_budget_overrun(seconds: float, gpus: float, budget: Budget) -> str:
     """What of the budget is used up, in words; "" while nothing is."""
     minutes, hours = seconds / 60, seconds / 3600 * gpus
     if budget.max_wall_minutes is not None and minutes > budget.max_wall_minutes:

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.files import cannot_write
+from rollonce.files import make_write_error
 
 
-def canonical(value: Any) -> bytes:
+def canonical_json_bytes(value: Any) -> bytes:
     """JSON bytes that are equal for equal values: sorted keys, no spaces. NaN is refused."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
-def digest(value: Any) -> str:
-    """sha256 of `canonical`."""
-    return hashlib.sha256(canonical(value)).hexdigest()
+def compute_json_digest(value: Any) -> str:
+    """sha256 of `canonical_json_bytes`."""
+    return hashlib.sha256(canonical_json_bytes(value)).hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def compute_file_digest(path: Path) -> str:
     """sha256 of a file's bytes; "" if it is not there."""
     if not path.is_file():
         return ""
@@ -38,17 +38,17 @@ def file_digest(path: Path) -> str:
 GOES_ON = "nothing of it was kept, and the run goes on from here when started again"
 
 
-def append_line(path: Path, value: Any) -> None:
+def append_json_line(path: Path, value: Any) -> None:
     """Append one JSON line and wait until it is on disk; if that fails, leave the file as it was.
 
     Raises:
         InputError: the disk is full, or the file cannot be written.
     """
-    line = canonical(value) + b"\n"
+    line = canonical_json_bytes(value) + b"\n"
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise cannot_write(path, error, GOES_ON) from None
+        raise make_write_error(path, error, GOES_ON) from None
     try:
         size = os.fstat(handle).st_size
         try:
@@ -58,12 +58,12 @@ def append_line(path: Path, value: Any) -> None:
             os.fsync(handle)
         except OSError as error:
             os.ftruncate(handle, size)
-            raise cannot_write(path, error, GOES_ON) from None
+            raise make_write_error(path, error, GOES_ON) from None
     finally:
         os.close(handle)
 
 
-def read_lines(path: Path, *, mend: bool = False) -> Iterator[Any]:
+def read_finished_lines(path: Path, *, mend: bool = False) -> Iterator[Any]:
     """The JSON lines of a file, in order; an unfinished last line is passed over, and with ``mend`` cut off.
 
     Raises:

@@ -41,12 +41,12 @@ class GateResult(NamedTuple):
     def sentence(self) -> str:
         found = ", ".join("not measurable" if v is None else f"{v:.6g}" for v in self.values) or "nothing measured"
         return (
-            f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {limits(self.min, self.max)} was "
+            f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {format_gate_limits(self.min, self.max)} was "
             "registered)"
         )
 
 
-def limits(low: float | None, high: float | None) -> str:
+def format_gate_limits(low: float | None, high: float | None) -> str:
     """What is allowed, in symbols.
 
     >>> limits(1.03, None), limits(0.0, 0.0)
@@ -57,14 +57,16 @@ def limits(low: float | None, high: float | None) -> str:
     return " and ".join(([f">= {low:g}"] if low is not None else []) + ([f"<= {high:g}"] if high is not None else []))
 
 
-def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]) -> list[GateResult]:
+def check_activation_gate(
+    checks: Sequence[GateCheck], when: str, measured: dict[str, list[float | None]]
+) -> list[GateResult]:
     """The predicates of one part of the gate (``offline`` or ``pilot``), in their order. What was not measured
     fails."""
     out = []
     for c in checks:
         if GATE_METRICS[c.metric] != when:
             continue
-        values = measured.get(_canonical(c.metric), [])
+        values = measured.get(_canonical_metric_name(c.metric), [])
         inside = [
             v is not None and math.isfinite(v) and (c.min is None or v >= c.min) and (c.max is None or v <= c.max)
             for v in values
@@ -74,7 +76,7 @@ def check_gate(checks: Sequence[GateCheck], when: str, measured: dict[str, list[
     return out
 
 
-def _canonical(metric: str) -> str:
+def _canonical_metric_name(metric: str) -> str:
     return metric.replace("_tfidf_vs_", "_vs_").replace("gs1", "treatment").replace("grpo", "baseline")
 
 
@@ -111,7 +113,7 @@ class OfflineScore(NamedTuple):
         return self._asdict()
 
 
-def offline_score(
+def compute_offline_score(
     baseline: Baseline,
     advantage: str,
     prompts: Sequence[str],
@@ -161,12 +163,16 @@ def offline_score(
                 "checks"
             )
         )
-    mine = reference.simulate_beff(rewards, on_tasks, batch_size=batch_size, batches=n_batches, seed=seed)
-    loo = reference.simulate_beff(rewards, reference.loo_on(), batch_size=batch_size, batches=n_batches, seed=seed)
+    mine = reference.simulate_effective_batch_size(
+        rewards, on_tasks, batch_size=batch_size, batches=n_batches, seed=seed
+    )
+    loo = reference.simulate_effective_batch_size(
+        rewards, reference.make_loo_on_tasks(), batch_size=batch_size, batches=n_batches, seed=seed
+    )
     ratio = (loo.s2 + loo.mse) / (mine.s2 + mine.mse)
     se = ratio * math.hypot(mine.mse_se / (mine.s2 + mine.mse), loo.mse_se / (loo.s2 + loo.mse))
     scorer = Scorer(table, batch_size, n_batches=n_batches, resamples=resamples, seed=seed)
-    scored = scorer.score(baseline if baseline.type != "loo" else LeaveOneOut()).ratio
+    scored = scorer.score_baseline(baseline if baseline.type != "loo" else LeaveOneOut()).ratio
     agree = abs(ratio - scored.value) <= 5 * se + 1e-9
     note = (
         ""
@@ -188,15 +194,15 @@ def offline_score(
     )
 
 
-def offline_measured(score: OfflineScore) -> dict[str, list[float | None]]:
-    """For `check_gate`. A ratio on which recipe and closed form disagree counts as not measured."""
+def collect_offline_measures(score: OfflineScore) -> dict[str, list[float | None]]:
+    """For `check_activation_gate`. A ratio on which recipe and closed form disagree counts as not measured."""
     return {"offline_beff_ratio_vs_loo_mean": [score.ratio if score.agree else None]}
 
 
-def pilot_measured(
+def collect_pilot_measures(
     treatment: Sequence[StepLog], arms: Mapping[str, Sequence[StepLog]], baseline: str, treated: str
 ) -> dict[str, list[float | None]]:
-    """For `check_gate`, from the logs of the pilot.
+    """For `check_activation_gate`, from the logs of the pilot.
 
     Args:
         treatment: Steps of the treated arm.
@@ -206,7 +212,7 @@ def pilot_measured(
     distance, nonzero = [], []
     for step in treatment:
         rewards = np.asarray(step.rewards, dtype=np.float64)
-        distance += np.abs(np.asarray(step.baselines) - reference.loo_mean(rewards)).tolist()
+        distance += np.abs(np.asarray(step.baselines) - reference.leave_one_out_mean(rewards)).tolist()
         nonzero += (np.abs(step.advantages) > NONZERO).tolist()
     own = [s.self_weight_max for s in treatment]
     heaviest = max((w for w in own if w is not None), default=None) if all(w is not None for w in own) else None
@@ -217,13 +223,13 @@ def pilot_measured(
         "pilot_mean_abs_treatment_minus_batchmean_baseline": [float(np.mean(distance)) if distance else None],
         "self_weight_max": [heaviest],
         "executed_rollouts_per_step": executed,
-        "executed_group_size_treatment": _groups(arms[treated]),
-        "executed_group_size_baseline": _groups(arms[baseline]),
+        "executed_group_size_treatment": _executed_group_sizes(arms[treated]),
+        "executed_group_size_baseline": _executed_group_sizes(arms[baseline]),
         "nonzero_advantage_fraction_treatment": [float(np.mean(nonzero)) if nonzero else None],
     }
 
 
-def _groups(steps: Sequence[StepLog]) -> list[float | None]:
+def _executed_group_sizes(steps: Sequence[StepLog]) -> list[float | None]:
     """Group sizes as executed: counted from the task ids, not from what the configuration said."""
     sizes: set[float] = set()
     for s in steps:

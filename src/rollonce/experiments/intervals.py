@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from rollonce.rollouts import FloatArray
-from rollonce.tuning.power import half_width
+from rollonce.tuning.power import interval_half_width
 
 
 class Interval(NamedTuple):
@@ -22,25 +22,25 @@ class Interval(NamedTuple):
     high: float
 
 
-def hoeffding(differences_N: FloatArray, low: float, high: float, alpha: float) -> Interval:
+def hoeffding_interval(differences_N: FloatArray, low: float, high: float, alpha: float) -> Interval:
     """``mean +- R sqrt(ln(2 / alpha) / (2 n))``, R = high - low (Hoeffding 1963). No assumption but independence and
     the bounds."""
     mean = float(differences_N.mean())
-    width = half_width("hoeffding", len(differences_N), alpha, 0.0, span=high - low)
+    width = interval_half_width("hoeffding", len(differences_N), alpha, 0.0, span=high - low)
     return Interval(mean, mean - width, mean + width)
 
 
-def empirical_bernstein(differences_N: FloatArray, low: float, high: float, alpha: float) -> Interval:
+def empirical_bernstein_interval(differences_N: FloatArray, low: float, high: float, alpha: float) -> Interval:
     """Maurer & Pontil 2009, theorem 4, both sides with alpha / 2; uses the differences' measured variance (ddof =
     1)."""
     n, mean = len(differences_N), float(differences_N.mean())
     if n < 2:
         return Interval(mean, low, high)
-    width = half_width("bernstein", n, alpha, float(differences_N.var(ddof=1)), span=high - low)
+    width = interval_half_width("bernstein", n, alpha, float(differences_N.var(ddof=1)), span=high - low)
     return Interval(mean, max(mean - width, low), min(mean + width, high))
 
 
-def betting(differences_N: FloatArray, low: float, high: float, alpha: float, *, grid: int = 2000) -> Interval:
+def betting_interval(differences_N: FloatArray, low: float, high: float, alpha: float, *, grid: int = 2000) -> Interval:
     """Hedged-capital interval by betting (Waudby-Smith & Ramdas 2023, theorem 3, predictable plug-in bets, c = 1/2).
 
     For each candidate mean m two gamblers bet that the mean is larger, or smaller; m is out once the larger
@@ -80,7 +80,7 @@ class McNemar(NamedTuple):
     p_value: float
 
 
-def mcnemar(treatment_N: FloatArray, baseline_N: FloatArray) -> McNemar:
+def exact_mcnemar_test(treatment_N: FloatArray, baseline_N: FloatArray) -> McNemar:
     """Exact McNemar test on 0/1 grades: the discordant items are Binomial(n, 1/2) if the arms are equal."""
     b = int(((treatment_N > 0.5) & (baseline_N <= 0.5)).sum())
     c = int(((treatment_N <= 0.5) & (baseline_N > 0.5)).sum())

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.experiments.files import append_line, canonical, file_digest, read_lines
+from rollonce.experiments.files import append_json_line, canonical_json_bytes, compute_file_digest, read_finished_lines
 from rollonce.files import write_json_file
 
 TOUCHED = "A run whose files were touched has no verdict; start again in another directory"
 _EVERY_S = 1.0
 
 
-def ledger_path(directory: Path) -> Path:
+def make_ledger_path(directory: Path) -> Path:
     """Where the ledger of a directory lies."""
     return directory.parent / f"{directory.name}.ledger.json"
 
@@ -41,7 +41,7 @@ class Ledger:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.path = directory, ledger_path(directory)
+        self.directory, self.path = directory, make_ledger_path(directory)
         self.known = self.path.is_file()
         data: dict[str, Any] = {}
         if self.known:
@@ -59,27 +59,27 @@ class Ledger:
 
     # ---- lines of ours
 
-    def append(self, name: str, value: Any) -> None:
+    def append_noted_line(self, name: str, value: Any) -> None:
         """Append a line to a file of the directory, and note it."""
-        append_line(self.directory / name, value)
+        append_json_line(self.directory / name, value)
         with self._lock:
             count, before = self._lines.get(name, (0, ""))
-            self._lines[name] = (count + 1, _next_hash(before, canonical(value)))
-            self._write_down()
+            self._lines[name] = (count + 1, _extend_line_hash(before, canonical_json_bytes(value)))
+            self._write_ledger_file()
 
-    def read(self, name: str) -> Iterator[Any]:
+    def read_noted_lines(self, name: str) -> Iterator[Any]:
         """The lines of such a file. One that the process died over before it was noted is cut off, and done again.
 
         Raises:
             InputError: a line was changed, taken out, or put in where the ledger knows better.
         """
         path, (count, known) = self.directory / name, self._lines.get(name, (0, ""))
-        rows = list(read_lines(path, mend=True))
+        rows = list(read_finished_lines(path, mend=True))
         if len(rows) < count:
             raise InputError(f"had {count} lines and has {len(rows)}: lines were taken out. {TOUCHED}", file=path)
         total = ""
         for row in rows[:count]:
-            total = _next_hash(total, canonical(row))
+            total = _extend_line_hash(total, canonical_json_bytes(row))
         if total != known:
             raise InputError(f"was changed after it was written. {TOUCHED}", file=path)
         if len(rows) > count:
@@ -89,7 +89,7 @@ class Ledger:
 
     # ---- files of others (a recipe's logs, a checkpoint)
 
-    def note_file(self, name: str) -> None:
+    def note_file_digest(self, name: str) -> None:
         """Remember a file as it is now; for one that only grows, what is there."""
         path = self.directory / name
         if not path.is_file():
@@ -98,13 +98,13 @@ class Ledger:
         if self._seen.get(name) == (stat.st_size, stat.st_mtime_ns):
             return
         self._seen[name] = (stat.st_size, stat.st_mtime_ns)
-        known = f"{stat.st_size}:{file_digest(path)}"
+        known = f"{stat.st_size}:{compute_file_digest(path)}"
         if self._files.get(name) != known:
             with self._lock:
                 self._files[name] = known
-                self._write_down()
+                self._write_ledger_file()
 
-    def check_file(self, name: str, *, cut: bool = False) -> None:
+    def check_noted_file(self, name: str, *, cut: bool = False) -> None:
         """Compare a noted file with what is there; with ``cut`` take off what has grown on a log since.
 
         Raises:
@@ -118,24 +118,24 @@ class Ledger:
         size, _, digest = known.partition(":")
         if cut and path.is_file() and path.stat().st_size > int(size):
             os.truncate(path, int(size))
-        if file_digest(path) != digest:
+        if compute_file_digest(path) != digest:
             raise InputError(f"was changed or removed since the run left it. {TOUCHED}", file=path)
 
-    def knows_file(self, name: str) -> bool:
+    def has_noted_file(self, name: str) -> bool:
         """Whether a file was noted."""
         return name in self._files
 
-    def forget(self, folder: str) -> None:
+    def forget_below_folder(self, folder: str) -> None:
         """Forget everything below a folder of the directory, which is made anew."""
         with self._lock:
             for noted in (self._lines, self._files):
                 for name in [n for n in noted if n.startswith(f"{folder}/")]:
                     del noted[name]  # type: ignore[attr-defined]
-            self._write_down()
+            self._write_ledger_file()
 
     # ---- time
 
-    def tick(self, stage: str, *, write: bool = False) -> None:
+    def count_elapsed_time(self, stage: str, *, write: bool = False) -> None:
         """Count the time since the last call to a stage; on disk every second or so, so that a kill loses no more."""
         with self._lock:
             now = time.monotonic()
@@ -143,31 +143,31 @@ class Ledger:
             self.seconds += passed
             self._by_stage[stage] = self._by_stage.get(stage, 0.0) + passed
             if write or now - self._written >= _EVERY_S:
-                self._write_down()
+                self._write_ledger_file()
 
     @contextmanager
-    def counting(self, stage: str) -> Iterator[None]:
+    def counting_stage_time(self, stage: str) -> Iterator[None]:
         """Count the time of the block to a stage, every second, also while one call of it lasts for minutes."""
         over = threading.Event()
 
-        def beat() -> None:
+        def count_every_second() -> None:
             while not over.wait(_EVERY_S):
-                self.tick(stage)
+                self.count_elapsed_time(stage)
 
-        thread = threading.Thread(target=beat, daemon=True)
+        thread = threading.Thread(target=count_every_second, daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
-            self.tick(stage)
+            self.count_elapsed_time(stage)
 
-    def stage_seconds(self, stage: str) -> float:
+    def spent_stage_seconds(self, stage: str) -> float:
         """Spent in a stage so far, in all sittings."""
         return self._by_stage.get(stage, 0.0)
 
-    def _write_down(self) -> None:
+    def _write_ledger_file(self) -> None:
         self._written = time.monotonic()
         write_json_file(
             self.path,
@@ -181,5 +181,5 @@ class Ledger:
         )
 
 
-def _next_hash(before: str, line: bytes) -> str:
+def _extend_line_hash(before: str, line: bytes) -> str:
     return hashlib.sha256(before.encode() + b"\n" + line).hexdigest()

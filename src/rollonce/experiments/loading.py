@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from rollonce.errors import InputError
-from rollonce.experiments.files import digest
-from rollonce.experiments.spec import GATE_METRICS, UNRESOLVED, Spec, metric_span
+from rollonce.experiments.files import compute_json_digest
+from rollonce.experiments.spec import GATE_METRICS, UNRESOLVED, Spec, compute_metric_span
 
 STRICT = (
     "activation_gate",
@@ -55,7 +55,7 @@ class LoadedSpec:
     unresolved: dict[str, str]
 
 
-def load_spec(path: str | Path) -> LoadedSpec:
+def load_specification(path: str | Path) -> LoadedSpec:
     """Read and check a specification.
 
     Raises:
@@ -69,7 +69,7 @@ def load_spec(path: str | Path) -> LoadedSpec:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
     try:
-        raw = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constants)
+        raw = json.loads(text, object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_json_constants)
     except json.JSONDecodeError as error:
         raise InputError(f"is no JSON: {error.msg}", file=path, line=error.lineno) from None
     except InputError as error:
@@ -79,18 +79,25 @@ def load_spec(path: str | Path) -> LoadedSpec:
     try:
         spec = Spec.model_validate(raw)
     except ValidationError as error:
-        problems = [_error_sentence(e) for e in error.errors()]
+        problems = [_format_field_error(e) for e in error.errors()]
     else:
-        unknown = list(_unknown_fields(spec))
-        problems = [said for field in unknown if (said := _why_refused(field))]
-        problems += [f"{where}: {what}" for where, what in _contradictions(spec)]
+        unknown = list(_find_unknown_fields(spec))
+        problems = [said for field in unknown if (said := _explain_unknown_field(field))]
+        problems += [f"{where}: {what}" for where, what in _find_contradictions(spec)]
         if not problems:
-            return LoadedSpec(path, raw, spec, digest(raw), [field.path for field in unknown], dict(_unresolved(raw)))
+            return LoadedSpec(
+                path,
+                raw,
+                spec,
+                compute_json_digest(raw),
+                [field.path for field in unknown],
+                dict(_find_unresolved_fields(raw)),
+            )
     head = "one field is wrong" if len(problems) == 1 else f"{len(problems)} fields are wrong"
     raise InputError(head + ":\n  " + "\n  ".join(problems), file=path)
 
 
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in pairs:
         if key in out:
@@ -99,11 +106,11 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _no_constants(name: str) -> Any:
+def _refuse_json_constants(name: str) -> Any:
     raise InputError(f"holds {name}, which is no JSON number")
 
 
-def _error_sentence(error: Any) -> str:
+def _format_field_error(error: Any) -> str:
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error["loc"]).lstrip(".")
     if error["type"] == "missing":
         return f"{where}: missing"
@@ -113,7 +120,7 @@ def _error_sentence(error: Any) -> str:
     return f"{where}: {message.replace('input should be', 'expected')}; found {found}"
 
 
-def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
+def _find_contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
     """What is wrong between fields."""
     names = [a.name for a in spec.arms]
     for i, arm in enumerate(spec.arms):
@@ -148,7 +155,7 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
         )
     selection = spec.rollonce.selection
     if selection is not None:
-        yield from _selection_problems(spec, names)
+        yield from _find_selection_problems(spec, names)
     groups = selection.groups if selection is not None else {}
     known = {*(groups or names), "baseline", "treatment"}
     if spec.experiment_features.get("adaptive_selection", False) and selection is None:
@@ -165,7 +172,7 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
         if not any(c.weights.values()):
             yield f"{at}.weights", "expected at least one weight that is not 0"
         elif c.bounds[0] < c.bounds[1]:
-            low, high = metric_span(c)
+            low, high = compute_metric_span(c)
             if not low < c.margin < high:
                 yield (
                     f"{at}.margin",
@@ -181,7 +188,7 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
             if start.name not in names:
                 yield f"{at}.name", f"expected the name of an arm; found {start.name!r}"
                 continue
-            arm, sent = spec.arm(start.name), start.optimizer_config
+            arm, sent = spec.find_arm_by_name(start.name), start.optimizer_config
             pairs = (("learning_rate", arm.lr), ("seed", arm.seed), ("lora_rank", spec.lora_rank))
             for key, wanted in pairs:
                 if getattr(sent, key) != wanted:
@@ -191,7 +198,7 @@ def _contradictions(spec: Spec) -> Iterator[tuple[str, str]]:
                     )
 
 
-def _selection_problems(spec: Spec, names: list[str]) -> Iterator[tuple[str, str]]:
+def _find_selection_problems(spec: Spec, names: list[str]) -> Iterator[tuple[str, str]]:
     selection = spec.rollonce.selection
     assert selection is not None
     chosen = [name for arms in selection.groups.values() for name in arms]
@@ -199,7 +206,7 @@ def _selection_problems(spec: Spec, names: list[str]) -> Iterator[tuple[str, str
         yield "rollonce.selection.groups", f"expected every arm in one group; found {chosen}, arms {names}"
         return
     for group, members in selection.groups.items():
-        arms = [spec.arm(name) for name in members]
+        arms = [spec.find_arm_by_name(name) for name in members]
         if len({(a.advantage, a.group_size, a.groups_per_batch, a.seed, a.steps) for a in arms}) > 1:
             yield f"rollonce.selection.groups.{group}", "its arms may differ in name and learning rate alone"
         if len({a.lr for a in arms}) < len(arms):
@@ -215,20 +222,20 @@ class UnknownField(NamedTuple):
     known: list[str]
 
 
-def _unknown_fields(part: BaseModel, at: str = "") -> Iterator[UnknownField]:
+def _find_unknown_fields(part: BaseModel, at: str = "") -> Iterator[UnknownField]:
     for name in part.model_extra or {}:
         yield UnknownField(f"{at}{name}", list(type(part).model_fields))
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
-            yield from _unknown_fields(value, f"{at}{name}.")
+            yield from _find_unknown_fields(value, f"{at}{name}.")
         elif isinstance(value, list):
             for i, item in enumerate(value):
                 if isinstance(item, BaseModel):
-                    yield from _unknown_fields(item, f"{at}{name}[{i}].")
+                    yield from _find_unknown_fields(item, f"{at}{name}[{i}].")
 
 
-def _why_refused(field: UnknownField) -> str | None:
+def _explain_unknown_field(field: UnknownField) -> str | None:
     """Why this unknown field cannot stay; None if it can."""
     section = field.path.partition(".")[0].partition("[")[0]
     name = field.path.rpartition(".")[2]
@@ -239,12 +246,12 @@ def _why_refused(field: UnknownField) -> str | None:
     return f"{field.path}: no such field, so it would guard nothing; {hint}"
 
 
-def _unresolved(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+def _find_unresolved_fields(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for k, v in value.items():
-            yield from _unresolved(v, f"{at}.{k}" if at else k)
+            yield from _find_unresolved_fields(v, f"{at}.{k}" if at else k)
     elif isinstance(value, list):
         for i, v in enumerate(value):
-            yield from _unresolved(v, f"{at}[{i}]")
+            yield from _find_unresolved_fields(v, f"{at}[{i}]")
     elif isinstance(value, str) and value.startswith(UNRESOLVED):
         yield at, value

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import rollonce
 from rollonce.experiments.derive import ExperimentSettings
-from rollonce.experiments.files import file_digest
+from rollonce.experiments.files import compute_file_digest
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.spec import UNRESOLVED
 
@@ -30,7 +30,7 @@ class Pins(NamedTuple):
     open: dict[str, str]
 
 
-def resolve_pins(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
+def resolve_field_pins(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     """Pins of every unresolved field, and of the custom paths' revisions in any case."""
     revisions = {
         f"correctness_preflight.paths[{i}].{key}": getattr(path, key)
@@ -40,7 +40,7 @@ def resolve_pins(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     resolved: dict[str, dict[str, Any]] = {}
     still_open: dict[str, str] = {}
     for path, text in (loaded.unresolved | revisions).items():
-        pin = _installed_pin(path.rpartition(".")[2], settings)
+        pin = _find_installed_pin(path.rpartition(".")[2], settings)
         if isinstance(pin, str):
             still_open[path] = pin.format(text=text[:80])
         elif not text.startswith(UNRESOLVED) and not _names_this_pin(text, pin):
@@ -54,15 +54,15 @@ def resolve_pins(loaded: LoadedSpec, settings: ExperimentSettings) -> Pins:
     return Pins(resolved, still_open)
 
 
-def _installed_pin(field: str, settings: ExperimentSettings) -> dict[str, Any] | str:
+def _find_installed_pin(field: str, settings: ExperimentSettings) -> dict[str, Any] | str:
     """What there is to pin a field to, or why there is nothing."""
     if field == "reference_revision":
-        return reference_pin()
+        return make_reference_pin()
     if field != "baseline_revision":
         return "nothing is known to pin it to ({text}): write the value into the specification"
     if settings.engine == "cookbook":
-        return package_pin("tinker-cookbook") or "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"
-    return own_package_pin() | {"note": "our own loop's group mean is this package's, compared with reference.py"}
+        return make_package_pin("tinker-cookbook") or "tinker-cookbook is not installed: pip install 'rollonce[tinker]'"
+    return make_own_package_pin() | {"note": "our own loop's group mean is this package's, compared with reference.py"}
 
 
 def _names_this_pin(text: str, pin: dict[str, Any]) -> bool:
@@ -73,20 +73,20 @@ def _names_this_pin(text: str, pin: dict[str, Any]) -> bool:
     return len(word) >= 7 and any(str(pin.get(k, "")).startswith(word.lower()) for k in ("commit", "sha256"))
 
 
-def package_pin(name: str) -> dict[str, Any] | None:
+def make_package_pin(name: str) -> dict[str, Any] | None:
     """Version, commit if known, and hash over the installed files; None if it is not installed."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
     files = sorted((str(f), Path(str(f.locate()))) for f in found.files or [] if str(f).endswith(".py"))
-    pin = {"package": name, "version": found.version, "sha256": _hash_of_files(files), "files": len(files)}
+    pin = {"package": name, "version": found.version, "sha256": _compute_files_digest(files), "files": len(files)}
     origin = json.loads(found.read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id")
     return pin | ({"commit": commit} if commit else {})
 
 
-def own_package_pin() -> dict[str, Any]:
+def make_own_package_pin() -> dict[str, Any]:
     """This package's baselines: version, and hash over the ``.py`` files that a group mean goes through."""
     root = Path(rollonce.__file__).parent
     paths = [root / "rollouts.py", root / "component.py", *(root / "baselines").glob("*.py")]
@@ -94,33 +94,33 @@ def own_package_pin() -> dict[str, Any]:
     return {
         "package": "rollonce",
         "version": rollonce.__version__,
-        "sha256": _hash_of_files(files),
+        "sha256": _compute_files_digest(files),
         "files": len(files),
     }
 
 
-def reference_pin() -> dict[str, Any]:
+def make_reference_pin() -> dict[str, Any]:
     """``rollonce/reference.py``: its sha256, and the commit that last changed it, if it lies in a checkout and is
     unchanged since."""
     path = Path(rollonce.__file__).parent / "reference.py"
     pin: dict[str, Any] = {
         "file": "rollonce/reference.py",
         "version": rollonce.__version__,
-        "sha256": file_digest(path),
+        "sha256": compute_file_digest(path),
     }
-    changed = _ask_git(path, "status", "--porcelain", "--", path.name)
-    commit = _ask_git(path, "log", "-1", "--format=%H", "--", path.name)
+    changed = _run_git_command(path, "status", "--porcelain", "--", path.name)
+    commit = _run_git_command(path, "log", "-1", "--format=%H", "--", path.name)
     return pin | ({"commit": commit} if commit and changed == "" else {})
 
 
-def _hash_of_files(files: list[tuple[str, Path]]) -> str:
+def _compute_files_digest(files: list[tuple[str, Path]]) -> str:
     total = hashlib.sha256()
     for name, path in files:
-        total.update(f"{name}\0{file_digest(path)}\n".encode())
+        total.update(f"{name}\0{compute_file_digest(path)}\n".encode())
     return total.hexdigest()
 
 
-def _ask_git(path: Path, *words: str) -> str | None:
+def _run_git_command(path: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(["git", *words], cwd=path.parent, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

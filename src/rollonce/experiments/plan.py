@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from rollonce.experiments.decision import power_statement
 from rollonce.experiments.derive import ExperimentSettings, Origin
-from rollonce.experiments.gates import GATE_METRICS, limits
+from rollonce.experiments.gates import GATE_METRICS, format_gate_limits
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.pins import Pins
 from rollonce.experiments.prices import PRICES, Price
-from rollonce.experiments.safeguards import switched_off
+from rollonce.experiments.safeguards import find_safeguards_switched_off
 from rollonce.experiments.spec import Spec
 
 
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
     max_dollars: float | None
 
 
-def largest_cost(loaded: LoadedSpec, s: ExperimentSettings, price: Price | None = None) -> Cost:
+def estimate_largest_cost(loaded: LoadedSpec, s: ExperimentSettings, price: Price | None = None) -> Cost:
     """From the specification alone; the price of the table unless one is given."""
     spec = loaded.spec
     offline = any(GATE_METRICS[c.metric] == "offline" for c in spec.activation_gate.checks)
@@ -62,7 +62,7 @@ def largest_cost(loaded: LoadedSpec, s: ExperimentSettings, price: Price | None 
     return Cost(probe, calibration, pilot, training, evaluation, rollouts * s.max_tokens, read, learnt, price, dollars)
 
 
-def cost_lines(cost: Cost, s: ExperimentSettings) -> list[str]:
+def format_cost_lines(cost: Cost, s: ExperimentSettings) -> list[str]:
     lines = [
         f"{cost.probe:,} probe + {cost.calibration:,} calibration + {cost.pilot:,} pilot + "
         f"{cost.training:,} training + {cost.evaluation:,} evaluation rollouts",
@@ -83,19 +83,21 @@ def cost_lines(cost: Cost, s: ExperimentSettings) -> list[str]:
     return [*lines, f"{most} at {prices} ({p.source}; your service's bill is the one that counts)"]
 
 
-def plan_lines(
+def format_plan_sections(
     loaded: LoadedSpec, s: ExperimentSettings, pins: Pins, price: Price | None = None
 ) -> list[tuple[str, list[str]]]:
     """Sections of the plan: (heading, lines)."""
     spec = loaded.spec
     arms = [
         f"{a.name} "
-        f"({_role_in_words(spec, s, a.name)}): "
+        f"({_describe_arm_role(spec, s, a.name)}): "
         f"{a.advantage}, {a.groups_per_batch} tasks x {a.group_size} = {a.rollouts} rollouts per step, "
         f"{a.steps} steps, lr {a.lr:g}, seed {a.seed}"
         for a in spec.arms
     ]
-    gate = [f"{GATE_METRICS[c.metric]}: {c.metric} {limits(c.min, c.max)}" for c in spec.activation_gate.checks]
+    gate = [
+        f"{GATE_METRICS[c.metric]}: {c.metric} {format_gate_limits(c.min, c.max)}" for c in spec.activation_gate.checks
+    ]
     correctness = "correctness preflight: treatment off = stock, treatment on = float64 reference"
     stages = [
         "data audit: prompts disjoint after normalisation, labels, hashes",
@@ -107,7 +109,7 @@ def plan_lines(
         f"timing pilot: {s.pilot_steps} steps per arm, {s.pilot_eval_items} items timed; gate, online; feasibility "
         "against the budget",
         f"arms: {', '.join(a.name for a in spec.arms)}",
-        *_selection_line(spec, s),
+        *_describe_selection(spec, s),
         f"evaluation: {spec.eval.n_examples} items per arm, greedy, at most {s.max_tokens} tokens and "
         f"{s.item_seconds:g} s each",
         "decision (paired Hoeffding as registered) and report",
@@ -116,17 +118,17 @@ def plan_lines(
     allowed = [] if budget.gpu_hours is None else [f"{budget.gpu_hours:g} GPU hours"]
     allowed += [] if budget.max_wall_minutes is None else [f"{budget.max_wall_minutes:g} minutes"]
     costs = [
-        *cost_lines(largest_cost(loaded, s, price), s),
+        *format_cost_lines(estimate_largest_cost(loaded, s, price), s),
         f"budget: {' and '.join(allowed) or 'none registered'}; GPUs declared: {s.declared_gpus:g}. "
         "Time is not guessed: the pilot measures it, and a run that has used its budget up stops, also within an arm",
     ]
     unresolved = [f"{path}: {why}" for path, why in pins.open.items()]
     unresolved += [
-        f"{path}: will be pinned to {_pin_in_words(pin)}"
+        f"{path}: will be pinned to {_describe_field_pin(pin)}"
         for path, pin in pins.resolved.items()
         if path in loaded.unresolved
     ]
-    derived = [f"{name}: {getattr(s, name)} (from {_origin_in_words(origin)})" for name, origin in s.origins.items()]
+    derived = [f"{name}: {getattr(s, name)} (from {_describe_origin(origin)})" for name, origin in s.origins.items()]
     sections = [
         ("Arms", arms),
         ("Stages", stages),
@@ -136,29 +138,29 @@ def plan_lines(
         ("Unresolved fields", unresolved or ["none"]),
         ("Taken from the text or by default", derived),
     ]
-    if off := switched_off(loaded, s):
+    if off := find_safeguards_switched_off(loaded, s):
         sections.append(("Safeguards that are off, and other deviations", off))
     return sections
 
 
-def _role_in_words(spec: Spec, s: ExperimentSettings, name: str) -> str:
+def _describe_arm_role(spec: Spec, s: ExperimentSettings, name: str) -> str:
     groups = spec.rollonce.selection.groups if spec.rollonce.selection is not None else {}
     group = next((g for g, members in groups.items() if name in members), name)
     return {s.treatment: "treatment", s.baseline: "baseline"}.get(group, "further arm")
 
 
-def _selection_line(spec: Spec, s: ExperimentSettings) -> list[str]:
+def _describe_selection(spec: Spec, s: ExperimentSettings) -> list[str]:
     if spec.rollonce.selection is None:
         return []
     groups = "; ".join(f"{g}: {', '.join(names)}" for g, names in spec.rollonce.selection.groups.items())
     return [f"selection: of each group the arm that answers most of {s.selection_tasks} hold-out tasks ({groups})"]
 
 
-def _origin_in_words(origin: Origin) -> str:
+def _describe_origin(origin: Origin) -> str:
     return f"{origin.where}: {origin.sentence!r}" if origin.sentence else origin.where
 
 
-def _pin_in_words(pin: dict[str, Any]) -> str:
+def _describe_field_pin(pin: dict[str, Any]) -> str:
     name = pin.get("package") or pin.get("file")
     commit = f", commit {pin['commit'][:12]}" if pin.get("commit") else ""
     return f"{name} {pin['version']}{commit}, sha256 {pin['sha256'][:16]}..."

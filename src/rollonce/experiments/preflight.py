@@ -14,18 +14,18 @@ import numpy as np
 from rollonce import reference
 from rollonce.baselines import Baseline, Batch, KernelBaseline
 from rollonce.baselines.catalogue import tfidf_temperature
-from rollonce.experiments.advantages import LENGTH_BUCKETS, baseline_of
+from rollonce.experiments.advantages import LENGTH_BUCKETS, make_advantage_baseline
 from rollonce.experiments.datums import (
     Comparison,
     Datum,
     FixedBatch,
     compare_signals,
-    fixed_batch,
-    plain_datums,
-    reference_signal,
-    training_signal,
+    compute_reference_signal,
+    compute_training_signal,
+    make_fixed_batch,
+    make_plain_datums,
 )
-from rollonce.experiments.reference_paths import own_cluster_mean, reference_advantages, two_clusters
+from rollonce.experiments.reference_paths import make_two_clusters, own_cluster_mean, reference_advantages
 from rollonce.experiments.spec import ArmSpec, PreflightPath, Spec
 from rollonce.kernels import Buckets, Softmax
 from rollonce.rollouts import FloatArray
@@ -49,11 +49,11 @@ class AdvantagePath(Protocol):
     sent_scaled: bool
     against: str
 
-    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def make_our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """The datums of our path with this baseline."""
         ...
 
-    def stock_datums(self, batch: FixedBatch) -> list[Datum]:
+    def make_stock_datums(self, batch: FixedBatch) -> list[Datum]:
         """The datums of the stock group-mean path."""
         ...
 
@@ -65,16 +65,16 @@ class OwnPath:
     sent_scaled = False
     against = "the group mean written out in numpy (no trainer of others is involved on the local engine)"
 
-    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
-        return plain_datums(batch, baseline.advantages(as_batch(batch)))
+    def make_our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+        return make_plain_datums(batch, baseline.advantages(to_baseline_batch(batch)))
 
-    def stock_datums(self, batch: FixedBatch) -> list[Datum]:
+    def make_stock_datums(self, batch: FixedBatch) -> list[Datum]:
         found = reference_advantages("group_mean", batch.prompts, batch.task_ids, batch.rewards, ())
         assert found is not None
-        return plain_datums(batch, found)
+        return make_plain_datums(batch, found)
 
 
-def as_batch(batch: FixedBatch) -> Batch:
+def to_baseline_batch(batch: FixedBatch) -> Batch:
     return Batch.of(batch.prompts, batch.rewards, task_ids=batch.task_ids)
 
 
@@ -87,7 +87,9 @@ class Forced(NamedTuple):
     note: str = ""
 
 
-def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_prompts: Sequence[str]) -> dict[str, Any]:
+def run_correctness_preflight(
+    spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_prompts: Sequence[str]
+) -> dict[str, Any]:
     """All comparisons of the registered paths; ``passed`` says whether all held.
 
     Args:
@@ -97,12 +99,12 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_pro
         train_prompts: What vocabularies are fitted on; the fixed batch's prompts are the first of them.
     """
     prompts = list(dict.fromkeys(train_prompts))[:N_PROMPTS]
-    fitted = baseline_of(spec, treatment.advantage).fit(list(train_prompts))
+    fitted = make_advantage_baseline(spec, treatment.advantage).fit(list(train_prompts))
     paths = []
     for registered in spec.correctness_preflight.paths:
         off, on = (
-            _treatment_off(path, prompts, registered),
-            _treatment_on(path, prompts, registered, treatment, fitted, train_prompts),
+            _compare_treatment_off(path, prompts, registered),
+            _compare_treatment_on(path, prompts, registered, treatment, fitted, train_prompts),
         )
         paths.append(
             {
@@ -111,7 +113,9 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_pro
                 "missing_reference": on is None,
             }
         )
-    forced = [f._asdict() for f in (_activation(spec, treatment, fitted), _nonactivation(fitted))]
+    forced = [
+        f._asdict() for f in (_check_forced_activation(spec, treatment, fitted), _check_forced_nonactivation(fitted))
+    ]
     passed = all(c["passed"] for p in paths for c in p["comparisons"]) and not any(
         p["missing_reference"] for p in paths
     )
@@ -129,19 +133,21 @@ def run_preflight(spec: Spec, treatment: ArmSpec, path: AdvantagePath, train_pro
     }
 
 
-def _treatment_off(path: AdvantagePath, prompts: Sequence[str], registered: PreflightPath) -> Comparison:
-    batch = fixed_batch(prompts[:4], 8)
+def _compare_treatment_off(path: AdvantagePath, prompts: Sequence[str], registered: PreflightPath) -> Comparison:
+    batch = make_fixed_batch(prompts[:4], 8)
     from rollonce.baselines import Grpo
 
     t = registered.tolerances
-    ours = training_signal(path.our_datums(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled)
-    stock = training_signal(path.stock_datums(batch), token_mean=path.token_mean)
+    ours = compute_training_signal(
+        path.make_our_datums(Grpo(), batch), token_mean=path.token_mean and not path.sent_scaled
+    )
+    stock = compute_training_signal(path.make_stock_datums(batch), token_mean=path.token_mean)
     return compare_signals(
         "treatment off (group mean, G=8) against the stock baseline", ours, stock, t.baseline_loss, t.baseline_gradient
     )
 
 
-def _treatment_on(
+def _compare_treatment_on(
     path: AdvantagePath,
     prompts: Sequence[str],
     registered: PreflightPath,
@@ -150,22 +156,24 @@ def _treatment_on(
     train: Sequence[str],
 ) -> Comparison | None:
     groups = arm.group_size if fitted.tags.needs_groups else 1
-    batch = fixed_batch(prompts[: max(2, N_PROMPTS // groups)], groups, seed=1)
+    batch = make_fixed_batch(prompts[: max(2, N_PROMPTS // groups)], groups, seed=1)
     wanted = reference_advantages(arm.advantage, batch.prompts, batch.task_ids, batch.rewards, train)
     if wanted is None:
         return None
     t = registered.tolerances
-    ours = training_signal(path.our_datums(fitted, batch), token_mean=path.token_mean and not path.sent_scaled)
-    right = reference_signal(plain_datums(batch, wanted), token_mean=path.token_mean)
+    ours = compute_training_signal(
+        path.make_our_datums(fitted, batch), token_mean=path.token_mean and not path.sent_scaled
+    )
+    right = compute_reference_signal(make_plain_datums(batch, wanted), token_mean=path.token_mean)
     return compare_signals(
         "treatment on against the float64 reference", ours, right, t.reference_loss, t.reference_gradient
     )
 
 
-def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
+def _check_forced_activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
     """Two clusters of five and three, identical within and orthogonal across."""
-    made = baseline_of(spec, arm.advantage)
-    prompts, rewards, analytic = two_clusters(1.0)
+    made = make_advantage_baseline(spec, arm.advantage)
+    prompts, rewards, analytic = make_two_clusters(1.0)
     what = "forced activation: two clusters of 5 and 3"
     if (
         tfidf_temperature(arm.advantage) is not None
@@ -180,7 +188,7 @@ def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
     else:
         same = {
             "batch_mean": rewards.mean() + 0 * rewards,
-            "loo_mean": reference.loo_mean(rewards),
+            "loo_mean": reference.leave_one_out_mean(rewards),
             "none": 0 * rewards,
         }
         if arm.advantage not in same:
@@ -191,12 +199,12 @@ def _activation(spec: Spec, arm: ArmSpec, fitted: Baseline) -> Forced:
     return Forced(what, largest, largest <= EXACT)
 
 
-def _nonactivation(fitted: Baseline) -> Forced:
+def _check_forced_nonactivation(fitted: Baseline) -> Forced:
     what = "forced non-activation: identical prompts give the LOO mean"
     tags = fitted.tags
     if not tags.neutral or tags.self_inclusive or tags.needs_groups or tags.needs_history:
         return Forced(what, 0.0, True, f"{fitted.label} does not claim it; not judged")
     rewards = np.array([1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 0.0])
     b = fitted.predict(Batch.of(["the same words for every task"] * len(rewards), rewards)).baseline_B
-    largest = float(np.abs(b - reference.loo_mean(rewards)).max())
+    largest = float(np.abs(b - reference.leave_one_out_mean(rewards)).max())
     return Forced(what, largest, largest <= EXACT)

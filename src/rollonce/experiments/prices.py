@@ -39,7 +39,7 @@ PRICES = {
 """By the model's name."""
 
 
-def parse_price(text: str) -> Price:
+def parse_token_price(text: str) -> Price:
     """``--price PREFILL,SAMPLE,TRAIN``.
 
     Raises:

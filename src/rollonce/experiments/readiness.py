@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from rollonce.errors import InputError
 from rollonce.experiments.derive import ExperimentSettings
-from rollonce.experiments.evaluate import within_seconds
+from rollonce.experiments.evaluate import run_within_seconds
 
 _TOKENIZER = ("transformers.models.auto.tokenization_auto",)
 SERVICE_S, HUB_S = 9.0, 20.0
@@ -32,19 +32,19 @@ class Readiness(NamedTuple):
 def check_readiness(settings: ExperimentSettings) -> list[Readiness]:
     """Everything that can be asked without spending anything."""
     if settings.tasks == "gsm8k:hub" or not (settings.policy == "embedded" or Path(settings.policy).is_dir()):
-        offline_without_a_hub()
+        go_offline_without_hub()
     policy = _local_readiness(settings) if settings.engine == "local" else _service_readiness(settings)
-    return [*policy, _check_data(settings)]
+    return [*policy, _check_task_data(settings)]
 
 
-def offline_without_a_hub(seconds: float = 5.0) -> None:
+def go_offline_without_hub(seconds: float = 5.0) -> None:
     """Where nobody answers at the hub's address, let its clients look into their caches alone, in this process and in
     those that it starts: they would try for minutes else, and print what they think of it."""
     url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     port = url.port or (443 if url.scheme == "https" else 80)
     if os.environ.get("HF_HUB_OFFLINE") == "1" or any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy")):
         return
-    reached = within_seconds(seconds, lambda: _can_connect(url.hostname or "", port))
+    reached = run_within_seconds(seconds, lambda: _can_connect_to_host(url.hostname or "", port))
     if reached:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -53,7 +53,7 @@ def offline_without_a_hub(seconds: float = 5.0) -> None:
             setattr(sys.modules[module], name, True)
 
 
-def _can_connect(host: str, port: int) -> bool:
+def _can_connect_to_host(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError:
@@ -61,7 +61,7 @@ def _can_connect(host: str, port: int) -> bool:
     return True
 
 
-def refuse_unready(found: list[Readiness]) -> None:
+def refuse_unready_run(found: list[Readiness]) -> None:
     """Stop before the first stage, with everything that is missing at once.
 
     Raises:
@@ -72,14 +72,14 @@ def refuse_unready(found: list[Readiness]) -> None:
         raise InputError("this run cannot start yet:\n  " + "\n  ".join(missing))
 
 
-def _ask_within(
+def _ask_within_seconds(
     what: str, seconds: float, work: Callable[[], str], who: str, *, needs: tuple[str, ...] = ()
 ) -> Readiness:
     """``needs``: modules that are imported first, which is this machine's time and nobody's silence."""
     try:
         for module in needs:
             importlib.import_module(module)
-        said = within_seconds(seconds, work)
+        said = run_within_seconds(seconds, work)
     except ImportError as error:
         return Readiness(what, False, f"{error.name or error} is not installed: pip install 'rollonce[tinker]'")
     except InputError as error:
@@ -96,33 +96,39 @@ def _local_readiness(settings: ExperimentSettings) -> Iterator[Readiness]:
     if settings.policy == "embedded":
         yield Readiness("policy", True, "embedded in this package")
     else:
-        yield _ask_within("tokenizer", HUB_S, lambda: _check_tokenizer(settings.policy), "the hub", needs=_TOKENIZER)
+        yield _ask_within_seconds(
+            "tokenizer", HUB_S, lambda: _check_tokenizer(settings.policy), "the hub", needs=_TOKENIZER
+        )
 
 
 def _service_readiness(settings: ExperimentSettings) -> Iterator[Readiness]:
-    from rollonce.policies.tinker_service import TinkerService, api_key, load_sdk
+    from rollonce.policies.tinker_service import TinkerService, api_key_from_environment, load_tinker_sdk
 
-    def check_key() -> str:
-        load_sdk()
-        api_key()
+    def check_service_key() -> str:
+        load_tinker_sdk()
+        api_key_from_environment()
         return "there is one in TINKER_API_KEY"
 
-    answer = _ask_within("key", HUB_S, check_key, "the SDK", needs=("tinker",))
+    answer = _ask_within_seconds("key", HUB_S, check_service_key, "the SDK", needs=("tinker",))
     yield answer
     if answer.ready:
         service = TinkerService(settings.base_url, connect_s=SERVICE_S)
-        yield _ask_within("service", SERVICE_S + 8, lambda: _model_on_service(service, settings.policy), service.name)
+        yield _ask_within_seconds(
+            "service", SERVICE_S + 8, lambda: _check_service_model(service, settings.policy), service.name
+        )
         service.close()
-    tokenizer = _ask_within("tokenizer", HUB_S, lambda: _check_tokenizer(settings.policy), "the hub", needs=_TOKENIZER)
+    tokenizer = _ask_within_seconds(
+        "tokenizer", HUB_S, lambda: _check_tokenizer(settings.policy), "the hub", needs=_TOKENIZER
+    )
     yield tokenizer
     cookbook = ("tinker_cookbook.renderers", "tinker_cookbook.recipes.math_rl.math_env")
     needs = cookbook if settings.engine == "cookbook" else ()
-    yield _ask_within(
+    yield _ask_within_seconds(
         "renderer", HUB_S, lambda: _check_renderer(settings, tokenizer.ready), "the cookbook", needs=needs
     )
 
 
-def _model_on_service(service: Any, model: str) -> str:
+def _check_service_model(service: Any, model: str) -> str:
     models = service.supported_models()
     if models is not None and model not in models:
         raise InputError(
@@ -141,31 +147,35 @@ def _check_tokenizer(policy: str) -> str:
 
 
 def _check_renderer(settings: ExperimentSettings, tokenizer_ready: bool) -> str:
-    from rollonce.experiments.engines.cookbook import no_renderer
+    from rollonce.experiments.engines.cookbook import explain_missing_renderer
 
     if settings.renderer is None:
-        raise InputError(no_renderer(settings.policy))
+        raise InputError(explain_missing_renderer(settings.policy))
     name = settings.renderer.removeprefix("cookbook:")
     if settings.engine == "tinker" and name in ("text", "chat"):
         return name
-    from rollonce.policies.tinker_render import load_tokenizer, make_renderer
+    from rollonce.policies.tinker_render import load_tokenizer, make_prompt_renderer
 
     if not tokenizer_ready:
         return f"{name}, not tried without a tokenizer"
     local = Path(settings.policy).expanduser().is_dir()
-    make_renderer(f"cookbook:{name}", load_tokenizer(settings.policy, local_only=local))
+    make_prompt_renderer(f"cookbook:{name}", load_tokenizer(settings.policy, local_only=local))
     thinking = "thinking is off" if "disable_thinking" in name else "the model may think before it answers"
     return f"{name} of tinker-cookbook ({thinking}; {settings.max_tokens} tokens in all)"
 
 
-def _check_data(settings: ExperimentSettings) -> Readiness:
+def _check_task_data(settings: ExperimentSettings) -> Readiness:
     source, _, place = settings.tasks.partition(":")
     if source != "gsm8k":
         return Readiness("data", True, settings.tasks[:80])
-    from rollonce.experiments.engines.cookbook_tasks import gsm8k_rows
+    from rollonce.experiments.engines.cookbook_tasks import read_gsm8k_rows
 
-    def count_rows() -> str:
-        return " and ".join(f"{len(gsm8k_rows(settings.tasks, split)):,} {split} rows" for split in ("train", "test"))
+    def count_gsm8k_rows() -> str:
+        return " and ".join(
+            f"{len(read_gsm8k_rows(settings.tasks, split)):,} {split} rows" for split in ("train", "test")
+        )
 
     hub = place == "hub"
-    return _ask_within("data", HUB_S if hub else 60.0, count_rows, "the hub", needs=("datasets",) if hub else ())
+    return _ask_within_seconds(
+        "data", HUB_S if hub else 60.0, count_gsm8k_rows, "the hub", needs=("datasets",) if hub else ()
+    )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollonce.errors import InputError
-from rollonce.experiments.files import append_line, digest, file_digest, read_lines
+from rollonce.experiments.files import append_json_line, compute_file_digest, compute_json_digest, read_finished_lines
 from rollonce.experiments.ledger import TOUCHED, Ledger
 
 Status = Literal["passed", "failed"]
@@ -82,9 +82,11 @@ class Chain:
 
     def __post_init__(self) -> None:
         previous = ""
-        lines = read_lines(self.path, mend=True) if self.ledger is None else self.ledger.read(RECORDS)
+        lines = (
+            read_finished_lines(self.path, mend=True) if self.ledger is None else self.ledger.read_noted_lines(RECORDS)
+        )
         for number, line in enumerate(lines, 1):
-            record = _checked_record(line, self.path, number)
+            record = _read_checked_record(line, self.path, number)
             if record.previous != previous or record.index != number - 1:
                 raise InputError(
                     f"this record does not follow the one before it: one was changed, dropped or put in. {TOUCHED}",
@@ -99,11 +101,11 @@ class Chain:
         """Where the records are."""
         return self.directory / RECORDS
 
-    def latest(self, stage: str) -> Record | None:
+    def latest_of_stage(self, stage: str) -> Record | None:
         """The newest record of a stage."""
         return next((r for r in reversed(self.records) if r.stage == stage), None)
 
-    def append(
+    def append_stage_record(
         self,
         stage: str,
         status: Status,
@@ -125,50 +127,54 @@ class Chain:
             "status": status,
             "inputs": inputs or {},
             "data": data or {},
-            "files": {name: path_digest(self.directory / name) for name in files or []},
+            "files": {name: compute_path_digest(self.directory / name) for name in files or []},
             "seconds": round(seconds, 3),
             "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "spec": spec,
             "previous": self.records[-1].hash if self.records else "",
         }
         body = json.loads(json.dumps(body, allow_nan=False))  # as it will be read: tuples are lists, keys are text
-        line: dict[str, Any] = body | {"hash": digest(body)}
+        line: dict[str, Any] = body | {"hash": compute_json_digest(body)}
         if self.ledger is None:
-            append_line(self.path, line)
+            append_json_line(self.path, line)
         else:
-            self.ledger.append(RECORDS, line)
+            self.ledger.append_noted_line(RECORDS, line)
         record = Record(**line)
         self.records.append(record)
         return record
 
-    def damaged_file(self, record: Record) -> str:
+    def find_damaged_file(self, record: Record) -> str:
         """The first file of a record that is gone or was changed since; "" if all are as they were."""
-        return next((name for name, known in record.files.items() if path_digest(self.directory / name) != known), "")
+        return next(
+            (name for name, known in record.files.items() if compute_path_digest(self.directory / name) != known), ""
+        )
 
-    def verified(self, record: Record, name: str) -> Path:
+    def verify_record_file(self, record: Record, name: str) -> Path:
         """A file of a record, if it is still what the record says.
 
         Raises:
             InputError: it was changed or removed, or the record knows no such file.
         """
         path = self.directory / name
-        if record.files.get(name, "") == "" or path_digest(path) != record.files[name]:
+        if record.files.get(name, "") == "" or compute_path_digest(path) != record.files[name]:
             raise InputError(f"was changed or removed after stage {record.stage!r} recorded it. {TOUCHED}", file=path)
         return path
 
 
-def path_digest(path: Path) -> str:
+def compute_path_digest(path: Path) -> str:
     """sha256 of a file, or of a folder's names and bytes (a checkpoint); "" if neither is there."""
     if not path.is_dir():
-        return file_digest(path)
-    return digest({p.relative_to(path).as_posix(): file_digest(p) for p in sorted(path.rglob("*")) if p.is_file()})
+        return compute_file_digest(path)
+    return compute_json_digest(
+        {p.relative_to(path).as_posix(): compute_file_digest(p) for p in sorted(path.rglob("*")) if p.is_file()}
+    )
 
 
-def _checked_record(line: Any, path: Path, number: int) -> Record:
+def _read_checked_record(line: Any, path: Path, number: int) -> Record:
     if not isinstance(line, dict) or set(line) != {*_FIELDS, "hash"}:
         raise InputError("is no record of a run", file=path, line=number)
     body = {k: line[k] for k in _FIELDS}
-    if digest(body) != line["hash"]:
+    if compute_json_digest(body) != line["hash"]:
         raise InputError(
             f"the record of stage {line['stage']!r} was changed after it was written (its hash does not fit). "
             f"{TOUCHED}",

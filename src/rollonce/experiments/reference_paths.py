@@ -24,38 +24,38 @@ def reference_advantages(
     temperature = tfidf_temperature(advantage)
     if temperature is not None:
         similarity = reference.tfidf_similarity(prompts, fitted_on)
-        return rewards_B - reference.gs1_baseline(similarity, rewards_B, temperature)
+        return rewards_B - reference.gs1_kernel_baseline(similarity, rewards_B, temperature)
     if advantage == LENGTH_BUCKETS:
-        return rewards_B - reference.length_bucket_baseline(_prompt_lengths(prompts), rewards_B)
+        return rewards_B - reference.length_bucket_baseline(_measure_prompt_lengths(prompts), rewards_B)
     if advantage == "group_mean":
         ids = np.asarray(task_ids)
         return np.array([r - rewards_B[ids == i].mean() for r, i in zip(rewards_B, ids, strict=True)])
     if advantage == "batch_mean":
         return rewards_B - rewards_B.mean()
     if advantage == "loo_mean":
-        return rewards_B - reference.loo_mean(rewards_B)
+        return rewards_B - reference.leave_one_out_mean(rewards_B)
     if advantage == "none":
         return rewards_B.copy()
     return None
 
 
 def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequence[str]) -> Callable[..., Any] | None:
-    """The same for `rollonce.reference.simulate_beff`: (task indices, rewards) -> b. Self-inclusive ones through their
+    """The same for `rollonce.reference.simulate_effective_batch_size`: (task indices, rewards) -> b. Self-inclusive ones through their
     LOO twin."""
     temperature = tfidf_temperature(advantage)
     if temperature is not None:
-        return reference.gs1_on(reference.tfidf_similarity(prompts, fitted_on), temperature)
+        return reference.make_gs1_on_tasks(reference.tfidf_similarity(prompts, fitted_on), temperature)
     if advantage == LENGTH_BUCKETS:
-        lengths = _prompt_lengths(prompts)
+        lengths = _measure_prompt_lengths(prompts)
         return lambda tasks, rewards: reference.length_bucket_baseline(lengths[tasks], rewards)
     if advantage in ("batch_mean", "loo_mean"):
-        return reference.loo_on()
+        return reference.make_loo_on_tasks()
     if advantage == "none":
         return lambda tasks, rewards: np.zeros(len(tasks))
     return None
 
 
-def two_clusters(temperature: float) -> tuple[list[str], FloatArray, FloatArray]:
+def make_two_clusters(temperature: float) -> tuple[list[str], FloatArray, FloatArray]:
     """Forced activation, five and three identical prompts, orthogonal across: prompts, rewards, analytic baseline
     (docs/mathematics.md, "The kernel baseline")."""
     cluster: IntArray = np.array([0, 1, 0, 0, 1, 0, 1, 0])
@@ -73,5 +73,5 @@ def own_cluster_mean(prompts: Sequence[str], rewards: FloatArray) -> FloatArray:
     return b
 
 
-def _prompt_lengths(prompts: Sequence[str]) -> FloatArray:
+def _measure_prompt_lengths(prompts: Sequence[str]) -> FloatArray:
     return np.array([1 + len(p) for p in prompts], dtype=np.float64)  # the feature is ln(1 + characters)

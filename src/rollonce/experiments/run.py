@@ -17,12 +17,12 @@ import rollonce
 from rollonce.errors import InputError
 from rollonce.experiments.derive import ExperimentSettings, derive_settings
 from rollonce.experiments.engine import Engine, StageFailed
-from rollonce.experiments.feasibility import over_budget
-from rollonce.experiments.files import digest
-from rollonce.experiments.ledger import Ledger, ledger_path
+from rollonce.experiments.feasibility import describe_budget_overrun
+from rollonce.experiments.files import compute_json_digest
+from rollonce.experiments.ledger import Ledger, make_ledger_path
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.records import RECORDS, Chain, Record, Status
-from rollonce.experiments.safeguards import switched_off
+from rollonce.experiments.safeguards import find_safeguards_switched_off
 from rollonce.experiments.spec import Spec
 from rollonce.files import write_whole_file
 
@@ -81,20 +81,22 @@ class ExperimentRun:
             raise InputError(
                 "the run's ledger is missing: without it nobody can tell whether lines were dropped. A run is its "
                 "directory and this file; put it back beside the directory, or start another run with --out",
-                file=ledger_path(self.directory),
+                file=make_ledger_path(self.directory),
             )
-        self.ledger.tick(self.stage, write=True)  # before the first record: one without a ledger could not go on
+        self.ledger.count_elapsed_time(
+            self.stage, write=True
+        )  # before the first record: one without a ledger could not go on
         self.chain = Chain(self.directory, self.ledger)
         if not self.chain.records:
-            self._start_run()
+            self._record_run_start()
             return
-        self.chain.verified(self.record_in_force, self.record_in_force.data.get("file", SPEC_COPY))
-        self._check_spec()
-        self._check_settings()
+        self.chain.verify_record_file(self.record_in_force, self.record_in_force.data.get("file", SPEC_COPY))
+        self._check_specification()
+        self._check_recorded_settings()
 
     # ---- the specification and the settings in force
 
-    def _start_run(self) -> None:
+    def _record_run_start(self) -> None:
         spec = self.loaded.spec
         if spec.rollonce.revision is not None:
             raise InputError(
@@ -102,17 +104,17 @@ class ExperimentRun:
                 "revises (--out)",
                 file=self.loaded.path,
             )
-        self._write_spec(SPEC_COPY)
+        self._write_spec_copy(SPEC_COPY)
         data = {
             "title": spec.title,
             "rollonce": rollonce.__version__,
             "unknown_fields": self.loaded.unknown,
-            "settings": self.settings.plain(),
-            "deviations": switched_off(self.loaded, self.settings),
+            "settings": self.settings.to_plain_settings(),
+            "deviations": find_safeguards_switched_off(self.loaded, self.settings),
         }
-        self.chain.append("start", "passed", spec=self.loaded.sha256, data=data, files=[SPEC_COPY])
+        self.chain.append_stage_record("start", "passed", spec=self.loaded.sha256, data=data, files=[SPEC_COPY])
 
-    def _write_spec(self, name: str) -> None:
+    def _write_spec_copy(self, name: str) -> None:
         write_whole_file(self.directory / name, json.dumps(self.loaded.raw, indent=2, ensure_ascii=False) + "\n")
 
     @property
@@ -120,13 +122,13 @@ class ExperimentRun:
         """The record of the specification in force: the start, or the newest revision."""
         return next(r for r in reversed(self.chain.records) if r.stage in ("start", "revision"))
 
-    def _check_spec(self) -> None:
+    def _check_specification(self) -> None:
         force = self.record_in_force
         if self.loaded.sha256 == force.spec:
             return
         copy_file = self.directory / force.data.get("file", SPEC_COPY)
         before = json.loads(copy_file.read_text(encoding="utf-8"))
-        if digest(before) != force.spec:
+        if compute_json_digest(before) != force.spec:
             raise InputError("is not the specification that the records name", file=copy_file)
         revision = self.loaded.spec.rollonce.revision
         if revision is not None and revision.of != force.spec:
@@ -136,7 +138,7 @@ class ExperimentRun:
                 file=self.loaded.path,
             )
         if revision is None:
-            changed = "; ".join(_differences(before, self.loaded.raw)) or "nothing but its hash"
+            changed = "; ".join(_list_differences(before, self.loaded.raw)) or "nothing but its hash"
             raise InputError(
                 f"this is not the specification that the run in {self.directory} started with ({changed}). It cannot "
                 "be changed any more: go on with the file as it was, or start another run with --out",
@@ -144,35 +146,37 @@ class ExperimentRun:
             )
         self._adopt_fallback(force, before, revision.reason)
 
-    def _check_settings(self) -> None:
+    def _check_recorded_settings(self) -> None:
         """What was given outside of the specification (a renderer, say) may be mended until something is spent."""
         recorded = next(r for r in reversed(self.chain.records) if "settings" in r.data).data["settings"]
-        now = json.loads(json.dumps(self.settings.plain()))
+        now = json.loads(json.dumps(self.settings.to_plain_settings()))
         changed = [k for k in now if k not in MAY_MOVE and recorded.get(k) != now[k]]
         if not changed:
             return
         said = ", ".join(f"{k} from {recorded.get(k)!r} to {now[k]!r}" for k in changed)
-        if self.spending_begun:
+        if self.has_spending_begun:
             raise InputError(
                 f"{said} cannot be changed in this run any more: it has sampled or trained with the first. Give what "
                 "was given then, or start another run with --out",
                 file=self.directory,
             )
-        self.chain.append("settings", "passed", spec=self.record_in_force.spec, data={"settings": now, "changed": said})
+        self.chain.append_stage_record(
+            "settings", "passed", spec=self.record_in_force.spec, data={"settings": now, "changed": said}
+        )
         self.say(f"settings: {said}; nothing had been spent")
 
     def _adopt_fallback(self, force: Record, before: dict[str, Any], reason: str) -> None:
         """Adopt the pre-approved fallback: after a failed offline gate, before any training, and nothing else."""
         refuse = lambda why: InputError(f"the revision is refused: {why}", file=self.loaded.path)  # noqa: E731
-        gate = self.chain.latest("gate_offline")
+        gate = self.chain.latest_of_stage("gate_offline")
         if gate is None or gate.status != "failed" or gate.spec != force.spec:
             raise refuse("only a failed offline gate may be answered with the pre-approved fallback")
-        if self.training_begun:
+        if self.has_training_begun:
             raise refuse("training has begun")
         allowed = derive_settings(Spec.model_validate(before)).fallbacks
         treatment = self.settings.treatment
         at = next(i for i, a in enumerate(before["arms"]) if a["name"] == treatment)
-        now = self.loaded.spec.arm(treatment).advantage
+        now = self.loaded.spec.find_arm_by_name(treatment).advantage
         tried = {r.data.get("advantage") for r in self.chain.records if r.stage == "revision"}
         if now not in allowed or now in tried:
             raise refuse(
@@ -184,35 +188,35 @@ class ExperimentRun:
             (document.get("rollonce") or {}).pop("revision", None)
             if not document.get("rollonce"):
                 document.pop("rollonce", None)
-        odd = _differences(expected, mine)
+        odd = _list_differences(expected, mine)
         if odd:
             raise refuse(f"it changes more than the treatment's advantage ({'; '.join(odd)})")
         name = f"spec.revision-{len(tried) + 1}.json"
-        self._write_spec(name)
+        self._write_spec_copy(name)
         was = before["arms"][at]["advantage"]
         data = {"of": force.spec, "reason": reason, "advantage": now, "was": was, "file": name}
         data["deviations"] = [
             f"the pre-approved fallback {now} replaced {was} after the failed gate: {reason}",
-            *_unlike_the_post(now),
+            *_deviations_from_post(now),
         ]
-        self.chain.append("revision", "passed", spec=self.loaded.sha256, data=data, files=[name])
+        self.chain.append_stage_record("revision", "passed", spec=self.loaded.sha256, data=data, files=[name])
         self.say(f"revision: {now} replaces {was} ({reason})")
 
     # ---- stages
 
     @property
-    def training_begun(self) -> bool:
+    def has_training_begun(self) -> bool:
         """Whether an arm was trained, be it in the pilot."""
         trained = any(r.stage.startswith(("pilot", "arm:")) for r in self.chain.records)
         return trained or any((self.directory / d).exists() for d in ("pilot", "arms"))
 
     @property
-    def spending_begun(self) -> bool:
+    def has_spending_begun(self) -> bool:
         """Whether anything was sampled, trained or paid for."""
         begun = any(r.stage not in NOT_SPENDING for r in self.chain.records)
-        return begun or (self.directory / "calibration.jsonl").exists() or self.training_begun
+        return begun or (self.directory / "calibration.jsonl").exists() or self.has_training_begun
 
-    def enter_stage(self, stage: str, inputs: dict[str, Any], body: Callable[[], StageResult]) -> Record:
+    def run_or_reuse_stage(self, stage: str, inputs: dict[str, Any], body: Callable[[], StageResult]) -> Record:
         """The stage's record, made now unless it is there with the same inputs.
 
         Args:
@@ -225,9 +229,9 @@ class ExperimentRun:
             InputError: its inputs changed although training has begun, or a file of its record was changed.
         """
         inputs = json.loads(json.dumps(inputs))
-        old = self.chain.latest(stage)
+        old = self.chain.latest_of_stage(stage)
         if old is not None and old.inputs == inputs:
-            bad = self.chain.damaged_file(old)
+            bad = self.chain.find_damaged_file(old)
             if bad:
                 raise InputError(
                     f"was changed or removed after stage {stage!r} recorded it; put it back, or start another run",
@@ -238,26 +242,26 @@ class ExperimentRun:
             return old
         if old is not None:
             changed = ", ".join(k for k in inputs if old.inputs.get(k) != inputs[k]) or "its inputs"
-            if self.training_begun:
+            if self.has_training_begun:
                 raise InputError(
                     f"stage {stage!r} rests on {changed}, which changed since it was recorded, and training has begun. "
                     "Put back what changed, or start another run with --out",
                     file=self.directory,
                 )
             self.say(f"{stage}: once more, since {changed} changed")
-        self.ledger.tick(self.stage)
+        self.ledger.count_elapsed_time(self.stage)
         self.stage = stage
-        before = self.ledger.stage_seconds(stage)
-        with self.ledger.counting(stage):
+        before = self.ledger.spent_stage_seconds(stage)
+        with self.ledger.counting_stage_time(stage):
             try:
                 result = body()
             except StageFailed as error:
                 result = StageResult(False, {}, [], str(error))
         # A killed sitting's time is in the ledger; a stage done once more counts its new time alone.
-        seconds = self.ledger.stage_seconds(stage) - (before if old is not None else 0.0)
+        seconds = self.ledger.spent_stage_seconds(stage) - (before if old is not None else 0.0)
         status: Status = "passed" if result.passed else "failed"
         data = result.data | ({"sentence": result.sentence} if result.sentence else {})
-        record = self.chain.append(
+        record = self.chain.append_stage_record(
             stage, status, spec=self.loaded.sha256, inputs=inputs, data=data, files=result.files, seconds=seconds
         )
         if status == "failed":
@@ -265,28 +269,28 @@ class ExperimentRun:
         self.say(f"{stage}: passed ({seconds:.1f} s); head of the records {record.hash[:16]}")
         return record
 
-    def progress(self, name: str, what: str, done: int, total: int) -> None:
+    def report_progress(self, name: str, what: str, done: int, total: int) -> None:
         """Count the time, show how far it is, and stop a run that has used its budget up.
 
         Raises:
             StageFailed: it has.
         """
-        self.ledger.tick(self.stage)
+        self.ledger.count_elapsed_time(self.stage)
         self.show_progress(name, what, done, total)
-        problem = over_budget(self.ledger.seconds, self.settings.declared_gpus, self.loaded.spec.budget)
+        problem = describe_budget_overrun(self.ledger.seconds, self.settings.declared_gpus, self.loaded.spec.budget)
         if problem:
             raise StageFailed(f"the budget was used up at {name}, {what} {done} of {total}: {problem}")
 
-    def progress_of(self, name: str) -> Callable[[str, int, int], None]:
+    def make_progress_reporter(self, name: str) -> Callable[[str, int, int], None]:
         """`progress` with the name filled in."""
-        return lambda what, done, total: self.progress(name, what, done, total)
+        return lambda what, done, total: self.report_progress(name, what, done, total)
 
-    def deviations(self) -> list[str]:
+    def collect_deviations(self) -> list[str]:
         """Every deviation on record, in order, once each."""
         return list(dict.fromkeys(d for r in self.chain.records for d in r.data.get("deviations", [])))
 
 
-def _unlike_the_post(advantage: str) -> list[str]:
+def _deviations_from_post(advantage: str) -> list[str]:
     """How a fallback differs from the kernel that the post describes."""
     if advantage != "length_buckets_loo":
         return []
@@ -296,7 +300,7 @@ def _unlike_the_post(advantage: str) -> list[str]:
     ]
 
 
-def _differences(before: Any, now: Any, at: str = "") -> list[str]:
+def _list_differences(before: Any, now: Any, at: str = "") -> list[str]:
     """Paths where two documents differ, at most five, with what stands there."""
     return list(_walk_differences(before, now, at))[:5]
 
@@ -315,9 +319,9 @@ def _walk_differences(before: Any, now: Any, at: str) -> Iterator[str]:
         for i, (a, b) in enumerate(zip(before, now, strict=True)):
             yield from _walk_differences(a, b, f"{at}[{i}]")
     elif before != now or type(before) is not type(now):
-        yield f"{at}: {_shortened(before)} became {_shortened(now)}"
+        yield f"{at}: {_shorten_json_text(before)} became {_shorten_json_text(now)}"
 
 
-def _shortened(value: Any) -> str:
+def _shorten_json_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from rollonce.errors import InputError
-from rollonce.experiments.derive import READINGS, ExperimentSettings, read_setting
+from rollonce.experiments.derive import READINGS, ExperimentSettings, read_registered_setting
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.spec import GATE_METRICS, Spec, Tolerance
 
@@ -16,17 +16,17 @@ WIDEST_GRADIENT = Tolerance(atol=1e-3, rtol=1e-2, min_cosine=0.999)
 WIDEST_RESTORATION = 1e-2
 
 
-def switched_off(loaded: LoadedSpec, settings: ExperimentSettings) -> list[str]:
+def find_safeguards_switched_off(loaded: LoadedSpec, settings: ExperimentSettings) -> list[str]:
     """What this specification does without, in sentences."""
     spec = loaded.spec
     found = [
-        *_off_in_gate(spec),
-        *_off_in_correctness(spec),
-        *_off_in_restoration(spec, settings),
-        *_off_in_audit(spec),
-        *_off_in_budget(spec),
+        *_gate_safeguards_off(spec),
+        *_correctness_safeguards_off(spec),
+        *_restoration_safeguards_off(spec, settings),
+        *_audit_safeguards_off(spec),
+        *_budget_safeguards_off(spec),
     ]
-    found += _against_the_text(spec, settings)
+    found += _find_text_overrides(spec, settings)
     if spec.command and "tinker_cookbook.recipes" in spec.command and settings.engine != "cookbook":
         found.append(
             f"the registered command names tinker-cookbook's recipe; this run trains with our own loop (engine "
@@ -40,13 +40,13 @@ def switched_off(loaded: LoadedSpec, settings: ExperimentSettings) -> list[str]:
     return found
 
 
-def _against_the_text(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
+def _find_text_overrides(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
     """Settings of the section ``rollonce`` that are others than the registered text says."""
     for name in dict.fromkeys(reading.setting for reading in READINGS):
         if settings.origins[name].where != f"rollonce.{name}" or name == "engine":  # which has a sentence of its own
             continue
         try:
-            read = read_setting(spec, name)
+            read = read_registered_setting(spec, name)
         except InputError:  # a text that cannot be read is what the section is there for
             continue
         if read is not None and read[0] != getattr(settings, name):
@@ -57,7 +57,7 @@ def _against_the_text(spec: Spec, settings: ExperimentSettings) -> Iterator[str]
             )
 
 
-def _off_in_gate(spec: Spec) -> Iterator[str]:
+def _gate_safeguards_off(spec: Spec) -> Iterator[str]:
     gate = spec.activation_gate
     if not gate.applicable:
         yield "the activation gate is switched off (activation_gate.applicable is false)"
@@ -68,7 +68,7 @@ def _off_in_gate(spec: Spec) -> Iterator[str]:
             yield f"the activation gate has no check {what}"
 
 
-def _off_in_correctness(spec: Spec) -> Iterator[str]:
+def _correctness_safeguards_off(spec: Spec) -> Iterator[str]:
     preflight = spec.correctness_preflight
     if not preflight.required:
         yield "the correctness preflight is switched off (correctness_preflight.required is false)"
@@ -84,7 +84,7 @@ def _off_in_correctness(spec: Spec) -> Iterator[str]:
                 yield f"the tolerance {name} of {path.id} is so wide that a wrong advantage may pass ({limit})"
 
 
-def _off_in_restoration(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
+def _restoration_safeguards_off(spec: Spec, settings: ExperimentSettings) -> Iterator[str]:
     if not spec.restoration_preflight.applicable:
         yield "the restoration preflight is switched off (restoration_preflight.applicable is false)"
         return
@@ -95,14 +95,14 @@ def _off_in_restoration(spec: Spec, settings: ExperimentSettings) -> Iterator[st
         yield f"the restoration preflight's atol of {settings.restoration_atol:g} tells no two policies apart"
 
 
-def _off_in_audit(spec: Spec) -> Iterator[str]:
+def _audit_safeguards_off(spec: Spec) -> Iterator[str]:
     audit = spec.generation_audit
     for name, value in (("max_eval_overlaps", audit.max_eval_overlaps), ("max_label_errors", audit.max_label_errors)):
         if value > 0:
             yield f"the data audit lets {value} pass (generation_audit.{name})"
 
 
-def _off_in_budget(spec: Spec) -> Iterator[str]:
+def _budget_safeguards_off(spec: Spec) -> Iterator[str]:
     if spec.budget.gpu_hours is None and spec.budget.max_wall_minutes is None:
         yield "no budget is registered: nothing ends a run that takes too long"
     if not spec.feasibility_required:

@@ -297,10 +297,10 @@ class Spec(_Part):
     decision_rule: DecisionRule
     rollonce: Extension = Extension()
 
-    def arm(self, name: str) -> ArmSpec:
+    def find_arm_by_name(self, name: str) -> ArmSpec:
         return next(a for a in self.arms if a.name == name)
 
-    def optimizer_of(self, name: str) -> dict[str, Any]:
+    def find_optimizer_settings(self, name: str) -> dict[str, Any]:
         """Registered parameters of an arm's optimizer; tinker-cookbook's of Adam where none are registered."""
         registered = {a.name: a.optimizer_config for g in self.restoration_preflight.groups for a in g.arms}
         if name in registered:
@@ -308,7 +308,7 @@ class Spec(_Part):
         return {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
 
-def metric_span(criterion: Criterion) -> tuple[float, float]:
+def compute_metric_span(criterion: Criterion) -> tuple[float, float]:
     """Smallest and largest value that ``sum of weight x metric`` can take on one item.
 
     >>> weights = {"baseline": -1.0, "treatment": 1.0}

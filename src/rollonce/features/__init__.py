@@ -1,6 +1,6 @@
 """Features: what is known before a rollout, as a matrix. One file each."""
 
-from rollonce.features.base import Feature, Matrix, as_tasks
+from rollonce.features.base import Feature, Matrix, tasks_from_prompts
 from rollonce.features.column import CategoryColumn, NumberColumn
 from rollonce.features.embedding import Embedding
 from rollonce.features.hidden import HiddenState
@@ -20,5 +20,5 @@ __all__ = [
     "PromptStatistics",
     "SparseRows",
     "Tfidf",
-    "as_tasks",
+    "tasks_from_prompts",
 ]

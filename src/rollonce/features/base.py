@@ -15,7 +15,7 @@ from rollonce.rollouts import FloatArray, Tasks
 Matrix = FloatArray | SparseRows
 
 
-def as_tasks(prompts: Sequence[str] | Tasks) -> Tasks:
+def tasks_from_prompts(prompts: Sequence[str] | Tasks) -> Tasks:
     """Prompts as the view that features read; a `Tasks` is passed through."""
     return prompts if isinstance(prompts, Tasks) else Tasks(list(prompts))
 
@@ -34,15 +34,15 @@ class Feature(Component):
         return self
 
     @abstractmethod
-    def compute(self, tasks: Tasks) -> Matrix:
+    def compute_feature_matrix(self, tasks: Tasks) -> Matrix:
         """The (N, D) matrix, dense float64 or `SparseRows`, without any caching."""
 
-    def transform(self, tasks: Sequence[str] | Tasks) -> Matrix:
+    def transform_tasks(self, tasks: Sequence[str] | Tasks) -> Matrix:
         """The (N, D) matrix, computed once per set of tasks: views of the same tasks share it."""
-        return as_tasks(tasks).cached(self.key, self.compute)
+        return tasks_from_prompts(tasks).cached(self.matrix_cache_key, self.compute_feature_matrix)
 
     @property
-    def key(self) -> tuple[str, str]:
+    def matrix_cache_key(self) -> tuple[str, str]:
         """What the cached matrix is filed under; changes with the settings and with what was fitted."""
         if self._key is None:
             text = json.dumps([self.config(), self.state_dict()], sort_keys=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.features.base import Feature, as_tasks
+from rollonce.features.base import Feature, tasks_from_prompts
 from rollonce.prompts import check_column_name
 from rollonce.rollouts import FloatArray, Tasks
 
@@ -32,7 +32,7 @@ class NumberColumn(Feature):
     def __post_init__(self) -> None:
         check_column_name(self.name)
 
-    def _values(self, tasks: Tasks) -> FloatArray:
+    def _read_column_values(self, tasks: Tasks) -> FloatArray:
         try:
             values = tasks.column(self.name).astype(np.float64)
         except ValueError as e:
@@ -43,13 +43,13 @@ class NumberColumn(Feature):
 
     def fit(self, tasks: Sequence[str] | Tasks) -> Self:
         """Learn mean and standard deviation."""
-        values = self._values(as_tasks(tasks))
+        values = self._read_column_values(tasks_from_prompts(tasks))
         self.center_ = float(values.mean())
         self.scale_ = float(values.std()) or 1.0
         return super().fit(tasks)
 
-    def compute(self, tasks: Tasks) -> FloatArray:
-        return ((self._values(tasks) - self.center_) / self.scale_)[:, None]
+    def compute_feature_matrix(self, tasks: Tasks) -> FloatArray:
+        return ((self._read_column_values(tasks) - self.center_) / self.scale_)[:, None]
 
     def own_state(self) -> dict[str, Any]:
         return {"center": self.center_, "scale": self.scale_}
@@ -75,7 +75,7 @@ class CategoryColumn(Feature):
     def __post_init__(self) -> None:
         check_column_name(self.name)
 
-    def compute(self, tasks: Tasks) -> FloatArray:
+    def compute_feature_matrix(self, tasks: Tasks) -> FloatArray:
         """(N, 1) float64 codes below 2**52, exact in float64."""
         codes: dict[str, float] = {}
         out = np.empty(len(tasks))

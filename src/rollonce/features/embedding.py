@@ -20,7 +20,7 @@ PACKAGED = "all-MiniLM-L6-v2"
 
 
 @lru_cache(maxsize=2)
-def _encoder(model: str) -> tuple[Any, str]:
+def _load_sentence_encoder(model: str) -> tuple[Any, str]:
     """The sentence-transformers model and a hash of its weights, loaded once a process."""
     try:
         from sentence_transformers import SentenceTransformer
@@ -62,17 +62,17 @@ class Embedding(Feature):
 
     def fit(self, tasks: Any) -> Self:
         """Note the hash of the model's weights; nothing is learned from the prompts."""
-        self.hash_ = _encoder(self.model)[1]
+        self.hash_ = _load_sentence_encoder(self.model)[1]
         return super().fit(tasks)
 
-    def compute(self, tasks: Tasks) -> FloatArray:
+    def compute_feature_matrix(self, tasks: Tasks) -> FloatArray:
         """(N, D) float64 rows of unit length.
 
         Raises:
             MissingExtraError: if the extra ``embed`` is not installed.
             InputError: if the model's weights are not those the baseline was fitted with.
         """
-        encoder, digest = _encoder(self.model)
+        encoder, digest = _load_sentence_encoder(self.model)
         if self.hash_ and digest != self.hash_:
             raise InputError(
                 f"the embedding model {self.model!r} has weights {digest}, but this baseline was fitted with "

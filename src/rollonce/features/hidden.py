@@ -1,6 +1,6 @@
 """The policy's own hidden state at the end of the prompt: what it knows of a task before it answers.
 
-A feature reads no policy itself: whoever has one attaches it (`HiddenState.attach`); an arm of `rollonce compare` does,
+A feature reads no policy itself: whoever has one attaches it (`HiddenState.attach_policy_reader`); an arm of `rollonce compare` does,
 for local policies.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.features.base import Feature, as_tasks
+from rollonce.features.base import Feature, tasks_from_prompts
 from rollonce.rollouts import FloatArray, Tasks
 
 ReadPrompts = Callable[[Sequence[str]], FloatArray]
@@ -51,7 +51,7 @@ class HiddenState(Feature):
         if self.every < 0:
             raise InputError(f"hidden_state every must be at least 0 steps, not {self.every}")
 
-    def attach(self, snapshot: Callable[[], ReadPrompts]) -> None:
+    def attach_policy_reader(self, snapshot: Callable[[], ReadPrompts]) -> None:
         """Give it a policy.
 
         Args:
@@ -62,7 +62,7 @@ class HiddenState(Feature):
 
     def fit(self, tasks: Sequence[str] | Tasks) -> Self:
         """Learn mean and deviation of each coordinate; without a policy nothing yet."""
-        prompts = list(dict.fromkeys(as_tasks(tasks).prompts))
+        prompts = list(dict.fromkeys(tasks_from_prompts(tasks).prompts))
         at = np.linspace(0, len(prompts) - 1, min(len(prompts), _KEPT_PROMPTS)).astype(np.int64)
         self._prompts = [prompts[i] for i in at]
         if self._read is not None and self._prompts:
@@ -70,7 +70,7 @@ class HiddenState(Feature):
             self.center_, self.scale_ = states.mean(axis=0), states.std(axis=0)
         return super().fit(tasks)
 
-    def refresh(self) -> None:
+    def refresh_policy_reader(self) -> None:
         """Read with the policy as it is now, from here on.
 
         Raises:
@@ -81,7 +81,7 @@ class HiddenState(Feature):
         self._read = self._snapshot()
         self.fit(self._prompts)
 
-    def compute(self, tasks: Tasks) -> FloatArray:
+    def compute_feature_matrix(self, tasks: Tasks) -> FloatArray:
         """(N, D) float64 rows of unit length; a row at the mean of all stays zero.
 
         Raises:

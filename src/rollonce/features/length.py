@@ -21,5 +21,5 @@ class LogLength(Feature):
     type: ClassVar[str] = "log_length"
     title: ClassVar[str] = "log length"
 
-    def compute(self, tasks: Tasks) -> FloatArray:
+    def compute_feature_matrix(self, tasks: Tasks) -> FloatArray:
         return np.log1p(np.fromiter((len(p) for p in tasks.prompts), dtype=np.float64, count=len(tasks)))[:, None]

@@ -32,7 +32,7 @@ class NgramTable:
         self._keys = np.zeros(len(terms), np.uint64)
         for n in {len(t) for t in terms}:
             at = np.array([i for i, t in enumerate(terms) if len(t) == n])
-            codes = _code_points("".join([t for t in terms if len(t) == n])).reshape(len(at), n)
+            codes = _unicode_code_points("".join([t for t in terms if len(t) == n])).reshape(len(at), n)
             for letters in self._letter[codes].T:
                 self._keys[at] = (self._keys[at] << self._bits) | letters
         size = len(terms).bit_length() + 3
@@ -48,19 +48,19 @@ class NgramTable:
             rest = rest[table[slot] != rest]
 
     @classmethod
-    def of(cls, terms: Iterable[str]) -> NgramTable | None:
+    def from_vocabulary(cls, terms: Iterable[str]) -> NgramTable | None:
         """The table of a vocabulary, or None where its n-grams are too long or its letters too many for 64 bits."""
         terms = list(terms)
-        alphabet = np.unique(_code_points("".join(terms))).astype(np.int64)
+        alphabet = np.unique(_unicode_code_points("".join(terms))).astype(np.int64)
         bits = len(alphabet).bit_length()
         if not terms or not all(terms) or bits * max(map(len, terms)) > 64:
             return None
         return cls(terms, alphabet, bits)
 
-    def find(self, texts: Sequence[str], shortest: int, longest: int) -> tuple[IntArray, IntArray]:
+    def find_known_ngrams(self, texts: Sequence[str], shortest: int, longest: int) -> tuple[IntArray, IntArray]:
         """Text and position in the vocabulary of every known n-gram of these lengths, repeats included, in no
         particular order."""
-        letters_of = [self._letter[np.minimum(_code_points(t), self._unknown)] for t in texts]
+        letters_of = [self._letter[np.minimum(_unicode_code_points(t), self._unknown)] for t in texts]
         gap = np.zeros(1, np.uint64)  # between texts; no n-gram reaches across
         letters = np.concatenate([part for text in letters_of for part in (text, gap)] or [gap])
         row = np.repeat(np.arange(len(texts)), [len(text) + 1 for text in letters_of])
@@ -72,12 +72,12 @@ class NgramTable:
             last = letters[start + n - 1]
             start, keys = start[last > 0], (keys[: len(last)] << self._bits | last)[last > 0]
             if n >= shortest:
-                at = self._look_up(keys)
+                at = self._look_up_positions(keys)
                 rows.append(row[start[at >= 0]])
                 found.append(at[at >= 0])
         return np.concatenate(rows), np.concatenate(found)
 
-    def _look_up(self, keys: np.ndarray) -> IntArray:
+    def _look_up_positions(self, keys: np.ndarray) -> IntArray:
         out = np.full(len(keys), -1)
         for factor, table in self._tables:
             at = table[(keys * factor) >> self._shift]
@@ -86,5 +86,5 @@ class NgramTable:
         return out
 
 
-def _code_points(text: str) -> np.ndarray:
+def _unicode_code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

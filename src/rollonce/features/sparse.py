@@ -54,7 +54,7 @@ class SparseRows:
         return replace(self, indptr=indptr, indices=self.indices[pick], data=self.data[pick])
 
     @staticmethod
-    def stack(parts: Sequence[SparseRows]) -> SparseRows:
+    def stack_vertically(parts: Sequence[SparseRows]) -> SparseRows:
         """These matrices one below the other."""
         offsets = np.cumsum([0] + [p.indptr[-1] for p in parts])
         indptr = np.concatenate(
@@ -68,9 +68,9 @@ class SparseRows:
             all(p.exact for p in parts),
         )
 
-    def rounded(self) -> SparseRows:
+    def with_rounded_numbers(self) -> SparseRows:
         """The same rows, each number rounded to the nearest multiple of 2**-24: see ``exact``."""
-        return replace(self, data=rounded(self.data), exact=True)
+        return replace(self, data=round_for_exact_sums(self.data), exact=True)
 
     def to_dense(self) -> FloatArray:
         """(N, D) float64. Only for small matrices."""
@@ -78,7 +78,7 @@ class SparseRows:
         out[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.indices] = self.data
         return out
 
-    def _gram(self) -> FloatArray:
+    def _gram_matrix_of_rows(self) -> FloatArray:
         """``self @ self.T``. Columns that occur in one row only add to the diagonal alone; of n-grams that is most of
         them."""
         # A table over all columns is quickest unless there are very many.
@@ -121,14 +121,14 @@ class SparseRows:
         cell = row_left[left_of_pair] * m + row_right[right_of_pair]
         return out + np.bincount(cell, self.data[left_of_pair] * other.data[right_of_pair], n * m).reshape(n, m)
 
-    def dot_transposed(self, other: SparseRows) -> FloatArray:
+    def dot_with_transposed(self, other: SparseRows) -> FloatArray:
         """``self @ other.T`` as a dense (N, M) float64 array.
 
         Both are first written densely over the columns that occur in ``self``, in chunks of rows of ``other``; with N
         rows of about 60 terms that is a small matrix product, and it needs numpy alone.
         """
         if other is self:
-            return self._gram()
+            return self._gram_matrix_of_rows()
         if self.exact and other.exact:
             return self._dot_in_any_order(other)
         # A lookup table over all columns is quickest unless there are very many; then a search among the few that
@@ -165,6 +165,6 @@ class SparseRows:
         return out
 
 
-def rounded(numbers: FloatArray) -> FloatArray:
+def round_for_exact_sums(numbers: FloatArray) -> FloatArray:
     """To the nearest multiple of 2**-24: sums of products of such numbers, up to 32 in all, are exact in float64."""
     return np.rint(numbers * 2.0**24) * 2.0**-24

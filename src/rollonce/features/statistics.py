@@ -13,7 +13,7 @@ import numpy as np
 
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.features.base import Feature, as_tasks
+from rollonce.features.base import Feature, tasks_from_prompts
 from rollonce.rollouts import FloatArray, Tasks
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -52,7 +52,7 @@ def prompt_statistics(prompt: str) -> list[float]:
     words, pieces = _LETTERS.findall(prompt), prompt.split()
     n = max(1, len(prompt))
 
-    def count(characters: str) -> float:
+    def count_characters(characters: str) -> float:
         return float(sum(prompt.count(c) for c in characters))
 
     counts = np.log1p(
@@ -67,9 +67,9 @@ def prompt_statistics(prompt: str) -> list[float]:
             a.mean(),
             a.std(),
             len(set(numbers)),
-            count("+-*/=<>^%$\\"),
-            count("()[]{}"),
-            count(".!?;"),
+            count_characters("+-*/=<>^%$\\"),
+            count_characters("()[]{}"),
+            count_characters(".!?;"),
             prompt.count(","),
             len({p.lower() for p in pieces}),
         ]
@@ -110,20 +110,20 @@ class PromptStatistics(Feature):
         if self.scale not in ("z", "rank"):
             raise InputError(f"prompt_statistics scale must be 'z' or 'rank', not {self.scale!r}")
 
-    def _raw(self, tasks: Tasks) -> FloatArray:
+    def _unscaled_statistics(self, tasks: Tasks) -> FloatArray:
         """(N, len(names)), computed once per set of tasks whatever the scale."""
 
-        def compute(root: Tasks) -> FloatArray:
+        def statistics_of_tasks(root: Tasks) -> FloatArray:
             return np.array([prompt_statistics(p) for p in root.prompts], dtype=np.float64).reshape(
                 len(root), len(STATISTICS)
             )
 
-        raw = tasks.cached(("feature", "prompt_statistics"), compute)
+        raw = tasks.cached(("feature", "prompt_statistics"), statistics_of_tasks)
         return raw[:, [STATISTICS.index(n) for n in self.names]] if self.names else raw
 
     def fit(self, tasks: Sequence[str] | Tasks) -> Self:
         """Learn mean and deviation, or quantiles, of each statistic."""
-        raw = self._raw(as_tasks(tasks))
+        raw = self._unscaled_statistics(tasks_from_prompts(tasks))
         if len(raw) == 0:
             raise InputError("prompt_statistics cannot be fitted on no prompts")
         sd = raw.std(axis=0)
@@ -134,7 +134,7 @@ class PromptStatistics(Feature):
             self.quantiles_ = [np.quantile(c, at, method="inverted_cdf") for c in raw.T]
         return super().fit(tasks)
 
-    def compute(self, tasks: Tasks) -> FloatArray:
+    def compute_feature_matrix(self, tasks: Tasks) -> FloatArray:
         """(N, D) float64.
 
         Raises:
@@ -144,7 +144,7 @@ class PromptStatistics(Feature):
             raise InputError(
                 "prompt_statistics was not fitted; call fit(prompts) on the baseline (or load a saved one) first"
             )
-        raw = self._raw(tasks)
+        raw = self._unscaled_statistics(tasks)
         active = np.flatnonzero(self.scale_ > 0)
         if self.scale == "z":
             z = np.clip((raw[:, active] - self.center_[active]) / self.scale_[active], -4, 4)

@@ -18,7 +18,7 @@ import numpy as np
 
 from rollonce.component import register
 from rollonce.errors import InputError
-from rollonce.features.base import Feature, as_tasks
+from rollonce.features.base import Feature, tasks_from_prompts
 from rollonce.features.ngram_table import NgramTable
 from rollonce.features.sparse import SparseRows
 from rollonce.rollouts import FloatArray, IntArray, Tasks
@@ -72,9 +72,9 @@ class Tfidf(Feature):
         lengths = f" {low}-{high}" if high > 1 else ""
         return f"{kind}TF-IDF{lengths}{' sublinear' if self.sublinear else ''}{' skeleton' if self.skeleton else ''}"
 
-    def terms(self, prompt: str) -> Iterable[str]:
+    def terms_of_prompt(self, prompt: str) -> Iterable[str]:
         """The terms of one prompt in order, as scikit-learn's analyzers give them."""
-        text = self._as_read(prompt)
+        text = self._normalise_prompt_text(prompt)
         low, high = self.ngrams
         if self.analyzer == "word":
             words = _WORD.findall(text) if not self.skeleton else re.findall(r"(?u)\b\w+\b|[^\w\s]", text)
@@ -93,7 +93,7 @@ class Tfidf(Feature):
                     break
         return grams
 
-    def _as_read(self, prompt: str) -> str:
+    def _normalise_prompt_text(self, prompt: str) -> str:
         text = prompt.lower()
         if self.skeleton:
             text = _NUMBER.sub("0", text)
@@ -105,11 +105,11 @@ class Tfidf(Feature):
         Raises:
             InputError: if no prompt holds a term.
         """
-        prompts = as_tasks(tasks).prompts
+        prompts = tasks_from_prompts(tasks).prompts
         document_frequency: Counter[str] = Counter()
         term_frequency: Counter[str] = Counter()
         for p in prompts:
-            counts = Counter(self.terms(p))
+            counts = Counter(self.terms_of_prompt(p))
             document_frequency.update(counts.keys())
             if self.max_features is not None:
                 term_frequency.update(counts)
@@ -126,7 +126,7 @@ class Tfidf(Feature):
         self.idf_ = np.log((1 + len(prompts)) / (1 + df)) + 1
         return super().fit(tasks)
 
-    def compute(self, tasks: Tasks) -> SparseRows:
+    def compute_feature_matrix(self, tasks: Tasks) -> SparseRows:
         """(N, vocabulary) sparse rows of unit length.
 
         Raises:
@@ -140,23 +140,27 @@ class Tfidf(Feature):
         parts = [SparseRows(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0), len(idf))]
         for start in range(0, len(tasks), _CHUNK):
             prompts = tasks.prompts[start : start + _CHUNK]
-            rows, columns = self._known_terms(prompts)
-            places, counts = _count(rows * len(idf) + columns, len(prompts) * len(idf))
+            rows, columns = self._find_known_terms(prompts)
+            places, counts = _count_occurrences(rows * len(idf) + columns, len(prompts) * len(idf))
             rows, columns = np.divmod(places, len(idf))
             value = (1 + np.log(counts) if self.sublinear else counts) * idf[columns]
             value /= np.sqrt(np.bincount(rows, value**2, minlength=len(prompts)))[rows]
             indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(prompts)))])
             parts.append(SparseRows(indptr, columns.astype(np.int32), value, len(idf)))
-        return SparseRows.stack(parts)
+        return SparseRows.stack_vertically(parts)
 
-    def _known_terms(self, prompts: Sequence[str]) -> tuple[IntArray, IntArray]:
+    def _find_known_terms(self, prompts: Sequence[str]) -> tuple[IntArray, IntArray]:
         """Prompt and column of every term that the vocabulary has, repeats included."""
         if self.analyzer == "char":
             if self._table is None or self._table[0] is not self.vocabulary_:
-                self._table = self.vocabulary_, NgramTable.of(self.vocabulary_)
+                self._table = self.vocabulary_, NgramTable.from_vocabulary(self.vocabulary_)
             if self._table[1] is not None:
-                return self._table[1].find([self._as_read(p) for p in prompts], self.ngrams[0], self.ngrams[1])
-        columns_of = [np.fromiter(map(self.vocabulary_.get, self.terms(p), repeat(-1)), np.int64) for p in prompts]
+                return self._table[1].find_known_ngrams(
+                    [self._normalise_prompt_text(p) for p in prompts], self.ngrams[0], self.ngrams[1]
+                )
+        columns_of = [
+            np.fromiter(map(self.vocabulary_.get, self.terms_of_prompt(p), repeat(-1)), np.int64) for p in prompts
+        ]
         rows = np.repeat(np.arange(len(prompts)), [len(f) for f in columns_of])
         columns = np.concatenate(columns_of)
         return rows[columns >= 0], columns[columns >= 0]
@@ -172,7 +176,7 @@ class Tfidf(Feature):
         self.vocabulary_, self.idf_ = {t: i for i, t in enumerate(terms)}, idf
 
 
-def _count(places: IntArray, n: int) -> tuple[IntArray, IntArray]:
+def _count_occurrences(places: IntArray, n: int) -> tuple[IntArray, IntArray]:
     """The numbers below n that occur, ascending, and how often each."""
     if n > 50 * len(places):
         return np.unique(places, return_counts=True)

@@ -10,11 +10,11 @@ from rollonce.integrations.rows import (
     Rows,
     World,
     gather_rows,
-    make_rows,
-    prompt_text,
+    make_rollout_rows,
+    render_prompt_text,
     stable_task_id,
 )
-from rollonce.setting_rules import Rule, refuse, setting_of
+from rollonce.setting_rules import Rule, read_dotted_setting, refuse
 
 __all__ = [
     "AdvantageHook",
@@ -24,9 +24,9 @@ __all__ = [
     "Rule",
     "World",
     "gather_rows",
-    "make_rows",
-    "prompt_text",
+    "make_rollout_rows",
+    "read_dotted_setting",
     "refuse",
-    "setting_of",
+    "render_prompt_text",
     "stable_task_id",
 ]

@@ -24,7 +24,7 @@ from rollonce.baselines import Baseline, LinearSmoother
 from rollonce.errors import InputError
 from rollonce.files import write_json_file, write_whole_file
 from rollonce.integrations.hook import AdvantageHook, AdvantageResult
-from rollonce.integrations.rows import make_rows, stable_task_id
+from rollonce.integrations.rows import make_rollout_rows, stable_task_id
 from rollonce.setting_rules import Rule, refuse
 
 Prompts = Literal["auto", "question", "observation"] | Callable[[Any, Any, Any], str]
@@ -45,7 +45,7 @@ RULES = (
 )
 
 
-def check_config(config: Any) -> None:
+def check_cookbook_config(config: Any) -> None:
     """Refuse a configuration under which the advantages would not be what they seem.
 
     Raises:
@@ -79,13 +79,13 @@ class CookbookRun:
 
     # ---- the run
 
-    def begin(self, config: Any, start: int) -> None:
+    def begin_or_resume_run(self, config: Any, start: int) -> None:
         """A run starts, or goes on, at step ``start``.
 
         Raises:
             InputError: a configuration that breaks it, or a directory of another baseline's run.
         """
-        check_config(config)
+        check_cookbook_config(config)
         self._directory, self._start, self.hook, self._mode = Path(config.log_path) / "rollonce", start, None, None
         self._directory.mkdir(parents=True, exist_ok=True)
         facts = {
@@ -119,7 +119,9 @@ class CookbookRun:
         _keep_steps_before(self._directory / "advantages.jsonl", start)
         write_json_file(path, {**facts, "prompts_used": self._mode})
 
-    def step(self, step: int | None, groups: Sequence[Any], builders: Sequence[Any], tokenizer: Any) -> AdvantageResult:
+    def compute_step_advantages(
+        self, step: int | None, groups: Sequence[Any], builders: Sequence[Any], tokenizer: Any
+    ) -> AdvantageResult:
         """Advantages of a step's groups; they join the history, and a line joins the log."""
         if len(groups) != len(builders):
             raise InputError(
@@ -128,8 +130,8 @@ class CookbookRun:
             )
         sizes = {len(g.trajectories_G) for g in groups}
         size = sizes.pop() if len(sizes) == 1 else None
-        prompts_P = self._prompts(groups, builders, tokenizer)
-        ids_P = _task_ids(prompts_P, one_each=size == 1)
+        prompts_P = self._read_group_prompts(groups, builders, tokenizer)
+        ids_P = _make_group_task_ids(prompts_P, one_each=size == 1)
         if self.hook is None:
             self.hook = AdvantageHook(
                 self.baseline, whiten=self.whiten, scale_by_std=self.scale_by_std, group_size=size
@@ -139,9 +141,9 @@ class CookbookRun:
         prompts_N = [p for p, g in zip(prompts_P, groups, strict=True) for _ in g.trajectories_G]
         ids_N = [t for t, g in zip(ids_P, groups, strict=True) for _ in g.trajectories_G]
         rewards_N = [float(r) for g in groups for r in g.get_total_rewards()]
-        self_weight = _self_weight_max(self.hook.baseline, prompts_N, rewards_N, ids_N)
+        self_weight = _largest_self_weight(self.hook.baseline, prompts_N, rewards_N, ids_N)
         trajectories = [t for g in groups for t in g.trajectories_G]
-        log_probs_N = [_log_prob(t) for t in trajectories] if self.hook.uses_log_probs else None
+        log_probs_N = [_sum_trajectory_log_probs(t) for t in trajectories] if self.hook.uses_log_probs else None
         result = self.hook.advantages(prompts_N, rewards_N, task_ids=ids_N, log_probs=log_probs_N)
         self._advantage_of = {id(t): float(a) for t, a in zip(trajectories, result.advantages_N, strict=True)}
         self.asked = False
@@ -166,10 +168,10 @@ class CookbookRun:
             with (self._directory / "advantages.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(record, ensure_ascii=True) + "\n")
             self.hook.save(self._directory / f"state_{step + 1:06d}.json")
-            self._prune(step + 1)
+            self._remove_old_states(step + 1)
         return result
 
-    def advantages_of(self, groups: Sequence[Any]) -> list[Any]:
+    def look_up_advantages(self, groups: Sequence[Any]) -> list[Any]:
         """What stands in for ``compute_advantages``: one tensor (G,) per group, looked up, so that asking twice, or for
         one group, is harmless."""
         import torch  # type: ignore
@@ -186,13 +188,15 @@ class CookbookRun:
 
     # ---- parts
 
-    def _prompts(self, groups: Sequence[Any], builders: Sequence[Any], tokenizer: Any) -> list[str]:
+    def _read_group_prompts(self, groups: Sequence[Any], builders: Sequence[Any], tokenizer: Any) -> list[str]:
         if callable(self.prompts):
             return [str(self.prompts(g, b, tokenizer)) for g, b in zip(groups, builders, strict=True)]
         seen_P = [_first_observation(g, tokenizer) for g in groups]
         if self._mode is None:
-            asked_P = [_question(b) for b in builders]
-            fits = all(q is not None and _within(q, seen) for q, seen in zip(asked_P, seen_P, strict=True))
+            asked_P = [_read_task_question(b) for b in builders]
+            fits = all(
+                q is not None and _is_question_in_prompt(q, seen) for q, seen in zip(asked_P, seen_P, strict=True)
+            )
             if self.prompts == "question" and not fits:
                 raise InputError(
                     "prompts='question' needs environments with a get_question() whose text stands in the first "
@@ -206,15 +210,15 @@ class CookbookRun:
             return seen_P
         out = []
         for builder, seen in zip(builders, seen_P, strict=True):
-            question = _question(builder)
-            if question is None or not _within(question, seen):
+            question = _read_task_question(builder)
+            if question is None or not _is_question_in_prompt(question, seen):
                 raise InputError(
                     f"the task {question!r} and its rollout's prompt {seen[-200:]!r} do not belong together"
                 )
-            out.append(_without_suffix(question, builder))
+            out.append(_strip_question_suffix(question, builder))
         return out
 
-    def _prune(self, newest: int) -> None:
+    def _remove_old_states(self, newest: int) -> None:
         """Keep the states from the last checkpoint on: the cookbook may resume there."""
         assert self._directory is not None
         checkpoints = self._directory.parent / "checkpoints.jsonl"
@@ -239,7 +243,7 @@ def cookbook_version() -> str:
         return "(unknown version)"
 
 
-def _question(builder: Any) -> str | None:
+def _read_task_question(builder: Any) -> str | None:
     """The question of a single-turn task (`ProblemGroupBuilder`), before any template; None for other kinds."""
     thunk = getattr(builder, "env_thunk", None)
     if thunk is None:
@@ -248,7 +252,7 @@ def _question(builder: Any) -> str | None:
     return None if ask is None else str(ask())
 
 
-def _without_suffix(question: str, builder: Any) -> str:
+def _strip_question_suffix(question: str, builder: Any) -> str:
     """Without the instruction that the recipe hangs on every question ("Write your answer in ..."): it tells no two
     tasks apart."""
     suffix = getattr(builder.env_thunk(), "question_suffix", None)
@@ -269,18 +273,18 @@ def _first_observation(group: Any, tokenizer: Any) -> str:
     return "".join(parts)
 
 
-def _log_prob(trajectory: Any) -> float:
+def _sum_trajectory_log_probs(trajectory: Any) -> float:
     """Of all that the policy sampled, turn by turn; NaN where the completer gave none (``maybe_logprobs`` None)."""
     turns = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
     return math.nan if any(t is None for t in turns) else sum(map(sum, turns))
 
 
-def _within(question: str, seen: str) -> bool:
+def _is_question_in_prompt(question: str, seen: str) -> bool:
     squeeze = lambda text: re.sub(r"\s+", "", text)  # noqa: E731  (renderers strip, tokenizers add spaces)
     return squeeze(question) in squeeze(seen)
 
 
-def _task_ids(prompts_P: Sequence[str], *, one_each: bool) -> list[str]:
+def _make_group_task_ids(prompts_P: Sequence[str], *, one_each: bool) -> list[str]:
     """One id per group, made from its prompt. With groups of several rollouts a second group of the same prompt stays a
     group of its own."""
     ids, times = [], {}
@@ -291,13 +295,13 @@ def _task_ids(prompts_P: Sequence[str], *, one_each: bool) -> list[str]:
     return ids
 
 
-def _self_weight_max(
+def _largest_self_weight(
     baseline: Baseline, prompts: Sequence[str], rewards: Sequence[float], ids: Sequence[str]
 ) -> float | None:
     """The largest weight of a rollout's own reward in its baseline; None for baselines without weights."""
     if not isinstance(baseline, LinearSmoother) or not rewards:
         return None
-    batch = make_rows(prompts, rewards, task_ids=ids).batch
+    batch = make_rollout_rows(prompts, rewards, task_ids=ids).batch
     return float(np.abs(np.diagonal(baseline.weights(batch)[:, : len(batch)])).max())
 
 

@@ -19,17 +19,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rollonce.baselines import Baseline, Batch, LeaveOneOut, LinearSmoother, Prediction
-from rollonce.baselines.base import features_of
+from rollonce.baselines.base import find_nested_features
 from rollonce.baselines.batch import log_probs_from_state, log_probs_to_state
 from rollonce.baselines.plain import scale_by_std as over_std
 from rollonce.component import Component, from_config, registered_types
 from rollonce.errors import InputError
 from rollonce.files import write_whole_file
 from rollonce.integrations.notices import Notices
-from rollonce.integrations.rows import RolloutReward, Rows, columns_needed, make_rows, prompt_text, reads_prompts
+from rollonce.integrations.rows import (
+    RolloutReward,
+    Rows,
+    depends_on_prompts,
+    find_needed_columns,
+    make_rollout_rows,
+    render_prompt_text,
+)
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, Tasks
-from rollonce.rounding import rewards_are_equal, rounding_size
+from rollonce.rounding import estimate_rounding_size, rewards_are_equal
 
 STATE_VERSION = 1
 
@@ -112,8 +119,8 @@ class AdvantageHook:
         if step_rows < 1 or history_window < 1 or warn_after < 1:
             raise InputError("step_rows, history_window and warn_after must be at least 1")
         if history_mode:
-            _give_window(self.baseline, history_window)
-        self._fitted = _was_fitted(self.baseline)
+            _set_missing_windows(self.baseline, history_window)
+        self._fitted = _is_already_fitted(self.baseline)
         self._pending: list[Batch] = []
         self._past = (0, 0.0)  # rewards observed: how many, and their sum
         self._steps = 0
@@ -121,7 +128,7 @@ class AdvantageHook:
     @property
     def columns_needed(self) -> list[str]:
         """The dataset columns that the baseline reads; pass these."""
-        return columns_needed(self.baseline)
+        return find_needed_columns(self.baseline)
 
     @property
     def uses_log_probs(self) -> bool:
@@ -154,7 +161,7 @@ class AdvantageHook:
         """
         if self._fitted and not again:
             return False
-        self.baseline.fit(Tasks([prompt_text(p) for p in prompts], None, columns))
+        self.baseline.fit(Tasks([render_prompt_text(p) for p in prompts], None, columns))
         self._fitted = True
         return True
 
@@ -176,19 +183,19 @@ class AdvantageHook:
 
         Args:
             prompts, rewards, task_ids, columns, keep, rollout_ids, rollout_reward, log_probs, ungraded: See
-                `rollonce.integrations.rows.make_rows`.
+                `rollonce.integrations.rows.make_rollout_rows`.
             training: False judges without learning anything: evaluation, logging, a trial call.
 
         Raises:
-            InputError: as `make_rows`; if the baseline needs a fit and has none; if it reads prompts that the trainer
+            InputError: as `make_rollout_rows`; if the baseline needs a fit and has none; if it reads prompts that the trainer
                 does not give.
         """
-        if prompts is None and reads_prompts(self.baseline):
+        if prompts is None and depends_on_prompts(self.baseline):
             raise InputError(
                 f"{self.baseline.label} reads the prompts, which this trainer's hook does not have; use one that does "
                 "not (loo)"
             )
-        rows = make_rows(
+        rows = make_rollout_rows(
             prompts,
             rewards,
             task_ids=task_ids,
@@ -202,7 +209,11 @@ class AdvantageHook:
         batch = rows.batch
         judged = self._judge_from_the_past(batch) if self.history_mode else self.baseline.predict(batch)
         b_R, a_R, prior_R = judged.baseline_B, judged.advantages_B, judged.only_prior_B
-        loo_R = np.full(len(batch), self._past_mean()) if self.history_mode else LeaveOneOut().predict(batch).baseline_B
+        loo_R = (
+            np.full(len(batch), self._mean_past_reward())
+            if self.history_mode
+            else LeaveOneOut().predict(batch).baseline_B
+        )
         if self.scale_by_std:
             a_R = over_std(a_R, batch.rewards_B)
         elif self.whiten and len(a_R):
@@ -210,17 +221,17 @@ class AdvantageHook:
         # Rounding is no signal: an optimiser that normalises its step (Muon, Lion) would make a full step of 1e-16.
         size = max(1.0, float(np.abs(batch.rewards_B).max(initial=0.0)))
         constant = rewards_are_equal(batch.rewards_B)
-        a_R[np.abs(a_R) <= max(1e-12 * size, rounding_size(batch.rewards_B) if constant else 0.0)] = 0.0
-        metrics = _metrics(batch, b_R, loo_R, prior_R, int((~rows.kept_N).sum()))
+        a_R[np.abs(a_R) <= max(1e-12 * size, estimate_rounding_size(batch.rewards_B) if constant else 0.0)] = 0.0
+        metrics = _make_step_metrics(batch, b_R, loo_R, prior_R, int((~rows.kept_N).sum()))
         if training and len(batch):
             has_tasks = prompts is not None or task_ids is not None
-            self.notices.check_step(self.baseline, batch, b_R, loo_R, has_tasks=has_tasks)
-            self._observe(batch)
+            self.notices.check_training_step(self.baseline, batch, b_R, loo_R, has_tasks=has_tasks)
+            self._observe_training_step(batch)
         return AdvantageResult(
-            rows.spread(a_R),
-            rows.spread(b_R),
-            rows.spread(loo_R),
-            rows.spread(prior_R.astype(np.float64)) > 0,
+            rows.spread_over_rows(a_R),
+            rows.spread_over_rows(b_R),
+            rows.spread_over_rows(loo_R),
+            rows.spread_over_rows(prior_R.astype(np.float64)) > 0,
             rows,
             metrics,
         )
@@ -240,14 +251,14 @@ class AdvantageHook:
             alone = Batch(batch.tasks.take([i]).detached(), np.zeros(1))
             judged = self.baseline.predict(alone)
             prior_R[i] = judged.only_prior_B[0]
-            b_R[i] = self._past_mean() if prior_R[i] else judged.baseline_B[0]
+            b_R[i] = self._mean_past_reward() if prior_R[i] else judged.baseline_B[0]
         return Prediction.of(batch, b_R, prior_R)
 
-    def _past_mean(self) -> float:
+    def _mean_past_reward(self) -> float:
         n, total = self._past
         return total / n if n else 0.0
 
-    def _observe(self, batch: Batch) -> None:
+    def _observe_training_step(self, batch: Batch) -> None:
         self._past = (self._past[0] + len(batch), self._past[1] + float(batch.rewards_B.sum()))
         self._steps += 1
         if not self.history_mode:
@@ -260,7 +271,7 @@ class AdvantageHook:
     def end_step(self) -> None:
         """History mode: let the rollouts that wait join the history now, for trainers that know when a step ends."""
         if self._pending:
-            self.baseline.observe(Batch.concat(self._pending))
+            self.baseline.observe(Batch.concatenate_batches(self._pending))
             self._pending = []
 
     # ------------------------------------------------------------------ checkpoints
@@ -272,7 +283,7 @@ class AdvantageHook:
             "version": STATE_VERSION,
             "config": self.baseline.config(),
             "baseline": self.baseline.state_dict(),
-            "pending": [_batch_state(b) for b in self._pending],
+            "pending": [_batch_to_state_dict(b) for b in self._pending],
             "past": list(self._past),
             "steps": self._steps,
             "idle_steps": self.notices.idle_steps,
@@ -288,14 +299,14 @@ class AdvantageHook:
             raise InputError(
                 f"advantage state of version {state.get('version')!r}; this rollonce reads version {STATE_VERSION}"
             )
-        if not _same_settings(state["config"], self.baseline):
+        if not _has_same_settings(state["config"], self.baseline):
             raise InputError(
                 f"the checkpoint's history is of another baseline ({state['config'].get('type')!r}, or other settings "
                 f"of it) than {self.baseline.label}; resume with the one that it was trained with"
             )
         self.baseline.load_state_dict(dict(state["baseline"]))
-        self._fitted = _was_fitted(self.baseline)
-        self._pending = [_batch_from_state(b) for b in state["pending"]]
+        self._fitted = _is_already_fitted(self.baseline)
+        self._pending = [_batch_from_state_dict(b) for b in state["pending"]]
         self._past = (int(state["past"][0]), float(state["past"][1]))
         self._steps, self.notices.idle_steps = int(state["steps"]), int(state["idle_steps"])
 
@@ -322,7 +333,9 @@ class AdvantageHook:
             raise InputError(f"a damaged advantage state ({type(e).__name__}: {e})", file=path) from None
 
 
-def _metrics(batch: Batch, b_R: FloatArray, loo_R: FloatArray, prior_R: BoolArray, dropped: int) -> dict[str, float]:
+def _make_step_metrics(
+    batch: Batch, b_R: FloatArray, loo_R: FloatArray, prior_R: BoolArray, dropped: int
+) -> dict[str, float]:
     """Of the rollouts that count. The two mean squares are those of unscaled advantages: their ratio ranks the baseline
     against LOO."""
     out = {"rows": float(len(batch)), "rows_dropped": float(dropped)}
@@ -338,23 +351,23 @@ def _metrics(batch: Batch, b_R: FloatArray, loo_R: FloatArray, prior_R: BoolArra
     return out
 
 
-def _was_fitted(baseline: Baseline) -> bool:
+def _is_already_fitted(baseline: Baseline) -> bool:
     """Whether there is nothing to fit, or its state differs from that of one just made from its settings."""
-    if not features_of(baseline) or registered_types().get(baseline.type) is not type(baseline):
+    if not find_nested_features(baseline) or registered_types().get(baseline.type) is not type(baseline):
         return True
     return baseline.state_dict() != from_config(baseline.config()).state_dict()
 
 
-def _give_window(component: Component, window: int) -> None:
+def _set_missing_windows(component: Component, window: int) -> None:
     """A window for every smoother that has none: without one it would see nothing in history mode."""
-    children = component.children().values()
+    children = component.nested_components().values()
     for child in children:
-        _give_window(child, window)
+        _set_missing_windows(child, window)
     if isinstance(component, LinearSmoother) and component.window == 0:
         component.window = max([c.window for c in children if isinstance(c, LinearSmoother)], default=window)
 
 
-def _same_settings(config: dict[str, Any], baseline: Baseline) -> bool:
+def _has_same_settings(config: dict[str, Any], baseline: Baseline) -> bool:
     """Whether a checkpoint's configuration, perhaps an older version's with fewer settings, builds this baseline."""
     try:
         return config == json.loads(json.dumps(baseline.config())) or from_config(config).config() == baseline.config()
@@ -362,7 +375,7 @@ def _same_settings(config: dict[str, Any], baseline: Baseline) -> bool:
         return False
 
 
-def _batch_state(batch: Batch) -> dict[str, Any]:
+def _batch_to_state_dict(batch: Batch) -> dict[str, Any]:
     return {
         "prompts": batch.tasks.prompts,
         "task_ids": [str(t) for t in batch.tasks.task_ids],
@@ -372,7 +385,7 @@ def _batch_state(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _batch_from_state(state: Mapping[str, Any]) -> Batch:
+def _batch_from_state_dict(state: Mapping[str, Any]) -> Batch:
     rewards = np.asarray(state["rewards"], np.float64)
     tasks = Tasks(state["prompts"], state["task_ids"], state["columns"])
     return Batch(tasks, rewards, log_probs_B=log_probs_from_state(state.get("log_probs"), len(rewards)))

@@ -30,7 +30,7 @@ class Notices:
         self._group_size, self._history_mode, self._warn_after = group_size, history_mode, warn_after
         self._said: set[str] = set()
 
-    def check_step(
+    def check_training_step(
         self, baseline: Baseline, batch: Batch, b_R: FloatArray, loo_R: FloatArray, *, has_tasks: bool
     ) -> None:
         """Warn of what this step shows.
@@ -44,41 +44,41 @@ class Notices:
         size = max(1.0, float(np.abs(batch.rewards_B).max()))
         constant = not self._history_mode and rewards_are_equal(batch.rewards_B)
         if constant and len(batch) > 1:
-            self._say_constant(batch)
+            self._warn_of_constant_rewards(batch)
         if self._group_size == 1 and has_tasks:
-            self._say_repeats(batch)
+            self._warn_of_repeated_tasks(batch)
         if baseline.tags.uses_log_probs and (batch.log_probs_B is None or np.isnan(batch.log_probs_B).all()):
-            self._say_no_log_probs(baseline)
+            self._warn_of_missing_log_probs(baseline)
         if not constant and not isinstance(baseline, LeaveOneOut | FlashReinforce):
-            self._count_idle(baseline, batch, b_R, loo_R, tolerance=1e-9 * size)
+            self._count_idle_steps(baseline, batch, b_R, loo_R, tolerance=1e-9 * size)
 
-    def _say_constant(self, batch: Batch) -> None:
-        self._say(
+    def _warn_of_constant_rewards(self, batch: Batch) -> None:
+        self._warn_once_per_kind(
             "constant",
             f"all {len(batch)} rewards of this step are {batch.rewards_B[0]:g}: there is nothing to learn from it. "
             "Tasks too easy or too hard, or a reward function that fails silently",
         )
 
-    def _say_repeats(self, batch: Batch) -> None:
+    def _warn_of_repeated_tasks(self, batch: Batch) -> None:
         names = [str(t) for t in batch.tasks.task_ids]
         ids, counts = np.unique(names, return_counts=True)
         if counts.max() > 1:
             k = int(counts.argmax())
             prompt = batch.tasks.prompts[names.index(str(ids[k]))]
-            self._say(
+            self._warn_once_per_kind(
                 "repeat",
                 f"task {str(ids[k])!r} ({prompt[:60]!r}) comes {counts[k]} times in a step meant to have one "
                 "rollout per task: check the sampler and the data set for duplicates, or pass group_size",
             )
 
-    def _say_no_log_probs(self, baseline: Baseline) -> None:
-        self._say(
+    def _warn_of_missing_log_probs(self, baseline: Baseline) -> None:
+        self._warn_once_per_kind(
             "log_probs",
             f"{baseline.label} weights rollouts by their log-probabilities, and this step came without any: it works "
             "in its plain form, as if all gradients were equally large",
         )
 
-    def _count_idle(
+    def _count_idle_steps(
         self, baseline: Baseline, batch: Batch, b_R: FloatArray, loo_R: FloatArray, *, tolerance: float
     ) -> None:
         plain = [] if self._history_mode else [loo_R]
@@ -89,14 +89,14 @@ class Notices:
         idle = any(bool((np.abs(b_R - other) <= tolerance).all()) for other in plain)
         self.idle_steps = self.idle_steps + 1 if idle else 0
         if self.idle_steps >= self._warn_after:
-            self._say(
+            self._warn_once_per_kind(
                 "idle",
                 f"for {self.idle_steps} steps {baseline.label} has been nothing but the leave-one-out mean: its "
                 "features do not tell these tasks apart, or it has not seen enough yet. rollonce watch shows whether "
                 "another would",
             )
 
-    def _say(self, kind: str, message: str) -> None:
+    def _warn_once_per_kind(self, kind: str, message: str) -> None:
         if self.enabled and kind not in self._said:
             self._said.add(kind)
             warnings.warn(message, AdvantageWarning, stacklevel=5)  # the line that called hook.advantages

@@ -82,7 +82,7 @@ class WithBaseline:
         apply_length_penalties(experiences, args)
         order = list(itertools.chain.from_iterable(e.index for e in experiences))
         uses_log_probs = self.gs1.uses_log_probs
-        rows = dict(zip(order, (r for e in experiences for r in _rows_of(e, uses_log_probs)), strict=True))
+        rows = dict(zip(order, (r for e in experiences for r in _read_sample_rows(e, uses_log_probs)), strict=True))
         if sorted(rows) != list(range(len(order))):
             raise InputError(f"OpenRLHF's index is no permutation of {len(order)} samples: {order[:20]}")
         prompts_N, rewards_N, keep_N, log_probs_N = zip(*(rows[i] for i in range(len(order))), strict=True)
@@ -94,10 +94,10 @@ class WithBaseline:
         # Inside, an estimator that OpenRLHF does not know subtracts nothing and whitens nothing; "rloo" only picks how
         # returns are summed.
         with (
-            _set(args.algo.advantage, estimator="gs1"),
-            _set(args.reward, overlong_buffer_len=None, stop_properly_penalty_coef=None),
-            _set(args.rollout, n_samples_per_prompt=1),
-            _set(self, advantage_estimator="rloo"),
+            _temporarily_set_attributes(args.algo.advantage, estimator="gs1"),
+            _temporarily_set_attributes(args.reward, overlong_buffer_len=None, stop_properly_penalty_coef=None),
+            _temporarily_set_attributes(args.rollout, n_samples_per_prompt=1),
+            _temporarily_set_attributes(self, advantage_estimator="rloo"),
         ):
             experiences = super().compute_advantages_and_returns(experiences)  # type: ignore[misc]
         for e, (rewards, logged) in zip(experiences, kept, strict=True):
@@ -108,7 +108,7 @@ class WithBaseline:
         return experiences
 
 
-def _rows_of(e: Any, with_log_probs: bool) -> Iterator[tuple[Any, float, bool, float | None]]:
+def _read_sample_rows(e: Any, with_log_probs: bool) -> Iterator[tuple[Any, float, bool, float | None]]:
     """Prompt, reward, whether it counts, and log-probability of each sample of a micro-batch.
 
     A sample without a single action token (an empty response) trains nothing, so it shifts nobody either. Its
@@ -122,7 +122,7 @@ def _rows_of(e: Any, with_log_probs: bool) -> Iterator[tuple[Any, float, bool, f
 
 
 @contextlib.contextmanager
-def _set(where: Any, **values: Any) -> Iterator[None]:
+def _temporarily_set_attributes(where: Any, **values: Any) -> Iterator[None]:
     absent = object()
     before = {name: getattr(where, name, absent) for name in values}
     for name, value in values.items():
@@ -148,7 +148,7 @@ def use_baseline(maker: Any, baseline: Baseline | str | os.PathLike[str]) -> Adv
     return maker.gs1
 
 
-def with_baseline(trainer: type, baseline: Baseline | str | os.PathLike[str]) -> type:
+def make_baseline_trainer(trainer: type, baseline: Baseline | str | os.PathLike[str]) -> type:
     """OpenRLHF's trainer class (not Ray's wrapper of it), with `use_baseline` on what it builds and the history in its
     checkpoints."""
 
@@ -180,8 +180,8 @@ def with_baseline(trainer: type, baseline: Baseline | str | os.PathLike[str]) ->
     return GS1PPOTrainer
 
 
-def install(baseline: Baseline | str | os.PathLike[str]) -> None:
-    """Put `with_baseline` in the place of OpenRLHF's trainer, for its command line to find.
+def install_baseline_trainer(baseline: Baseline | str | os.PathLike[str]) -> None:
+    """Put `make_baseline_trainer` in the place of OpenRLHF's trainer, for its command line to find.
 
     Raises:
         MissingExtraError: if OpenRLHF is not installed.
@@ -194,7 +194,7 @@ def install(baseline: Baseline | str | os.PathLike[str]) -> None:
     AdvantageHook(baseline, group_size=None)  # a wrong file stops here, before Ray and the models start
     stock = ppo_trainer.PPOTrainer.__ray_metadata__.modified_class
     ppo_trainer.PPOTrainer = ray.remote(
-        with_baseline(stock, os.path.abspath(baseline) if not isinstance(baseline, Baseline) else baseline)
+        make_baseline_trainer(stock, os.path.abspath(baseline) if not isinstance(baseline, Baseline) else baseline)
     )
 
 
@@ -204,7 +204,7 @@ def main() -> None:
         raise SystemExit(main.__doc__)
     baseline = sys.argv.pop(1)
     try:
-        install(baseline)
+        install_baseline_trainer(baseline)
     except InputError as e:
         print(e, file=sys.stderr)
         raise SystemExit(2) from None

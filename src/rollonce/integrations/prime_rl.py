@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
-from rollonce.integrations.rows import prompt_text, stable_task_id
-from rollonce.setting_rules import Rule, refuse, setting_of
+from rollonce.integrations.rows import render_prompt_text, stable_task_id
+from rollonce.setting_rules import Rule, read_dotted_setting, refuse
 
 RULES = [
     Rule(
@@ -47,14 +47,14 @@ SOURCE_RULES = [
     ),
     Rule(
         "curriculum.gates",
-        lambda gates: any(setting_of(gate, "type") == "advantage_range" for gate in gates.values()),
+        lambda gates: any(read_dotted_setting(gate, "type") == "advantage_range" for gate in gates.values()),
         "lets a rollout train or not by its own advantage, which biases the gradient",
         "remove the gate of type advantage_range",
     ),
 ]
 
 
-def prompt_of(trace: Any) -> str:
+def read_trace_prompt(trace: Any) -> str:
     """A trace's task as text, as ``rollonce tune`` reads it from ``traces.jsonl``: the task's prompt with its system
     prompt, or what the policy saw before its first turn.
 
@@ -72,7 +72,7 @@ def prompt_of(trace: Any) -> str:
         raise InputError(
             f"trace {trace.id!r} has neither task.data.prompt nor a message before the policy's first: pass prompt_of"
         )
-    return prompt_text([m if isinstance(m, Mapping) else m.model_dump(exclude_none=True) for m in messages])
+    return render_prompt_text([m if isinstance(m, Mapping) else m.model_dump(exclude_none=True) for m in messages])
 
 
 class SourceHistory(NamedTuple):
@@ -87,7 +87,7 @@ def install(
     baseline: Baseline | str | os.PathLike[str],
     *,
     state: str | os.PathLike[str] | None = None,
-    prompt_of: Callable[[Any], str] = prompt_of,
+    prompt_of: Callable[[Any], str] = read_trace_prompt,
     **options: Any,
 ) -> dict[str, SourceHistory]:
     """Replace the algorithm ``grpo`` by the baseline, in this process.
@@ -130,11 +130,13 @@ def install(
         if config.resume is not None and file.exists():
             hook.load(file)
         histories[source.resolved_name] = SourceHistory(hook, file)
-    algo.ALGORITHM_CLASSES["grpo"] = _algorithm(algo, histories, prompt_of)
+    algo.ALGORITHM_CLASSES["grpo"] = _make_baseline_algorithm(algo, histories, prompt_of)
     return histories
 
 
-def _algorithm(algo: Any, histories: Mapping[str, SourceHistory], prompt_of: Callable[[Any], str]) -> type:
+def _make_baseline_algorithm(
+    algo: Any, histories: Mapping[str, SourceHistory], prompt_of: Callable[[Any], str]
+) -> type:
     iter_trainable_traces = importlib.import_module("prime_rl.orchestrator.algo.base").iter_trainable_traces
 
     class BaselineAlgorithm(algo.Algorithm):
@@ -162,8 +164,8 @@ def _algorithm(algo: Any, histories: Mapping[str, SourceHistory], prompt_of: Cal
                     f"{episode.env.id}/{trace.task.key or stable_task_id(prompt)}"
                     for (episode, trace), prompt in zip(pairs, prompts, strict=True)
                 ],
-                columns={c: [_column(trace, c) for trace in traces] for c in hook.columns_needed},
-                log_probs=[_log_prob(trace) for trace in traces] if hook.uses_log_probs else None,
+                columns={c: [_read_task_column(trace, c) for trace in traces] for c in hook.columns_needed},
+                log_probs=[_sum_sampled_log_probs(trace) for trace in traces] if hook.uses_log_probs else None,
                 ungraded="drop",
             )
             for trace, advantage in zip(traces, result.advantages_N.tolist(), strict=True):
@@ -174,7 +176,7 @@ def _algorithm(algo: Any, histories: Mapping[str, SourceHistory], prompt_of: Cal
     return BaselineAlgorithm
 
 
-def _log_prob(trace: Any) -> float:
+def _sum_sampled_log_probs(trace: Any) -> float:
     """Of all tokens that the policy sampled; a node's ``logprobs`` have one number for each True in its ``mask``."""
     sampled = [node for node in trace.nodes if any(node.mask)]
     if any(len(node.logprobs) != sum(node.mask) for node in sampled):
@@ -182,7 +184,7 @@ def _log_prob(trace: Any) -> float:
     return sum(sum(node.logprobs) for node in sampled)
 
 
-def _column(trace: Any, column: str) -> Any:
+def _read_task_column(trace: Any, column: str) -> Any:
     value = getattr(trace.task.data, column, None)
     if value is None:
         raise InputError(

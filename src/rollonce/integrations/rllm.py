@@ -25,9 +25,9 @@ import numpy as np
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
-from rollonce.integrations.rows import prompt_text
+from rollonce.integrations.rows import render_prompt_text
 from rollonce.rollouts import FloatArray
-from rollonce.setting_rules import Rule, refuse, setting_of
+from rollonce.setting_rules import Rule, read_dotted_setting, refuse
 
 RULES = [
     Rule(
@@ -67,7 +67,7 @@ _PROMPT_KEYS = ("prompt", "question", "problem", "instruction")
 Groups = tuple[list[FloatArray], list[FloatArray]]
 
 
-def prompt_of(group: Any) -> str:
+def read_group_prompt(group: Any) -> str:
     """The task of a trajectory group as text: its first trajectory's ``task`` (rLLM's ``Task``, a row of the data set,
     text or messages), or the messages before the policy's first word.
 
@@ -78,12 +78,12 @@ def prompt_of(group: Any) -> str:
     task = trajectory.task
     instruction = getattr(task, "instruction", None)
     if isinstance(instruction, list):  # content blocks of one user message
-        return prompt_text([{"role": "user", "content": instruction}])
+        return render_prompt_text([{"role": "user", "content": instruction}])
     text = instruction or (task if isinstance(task, str | list) else None)
-    row = _row_of(task)
+    row = _find_dataset_row(task)
     text = text or next((row[k] for k in _PROMPT_KEYS if row.get(k)), None)
     if text:
-        return prompt_text(text)
+        return render_prompt_text(text)
     before = []
     for message in trajectory.steps[0].chat_completions if trajectory.steps else []:
         if message.get("role") == "assistant":
@@ -94,20 +94,20 @@ def prompt_of(group: Any) -> str:
             f"group {group.group_id!r} has neither a task nor messages to read a prompt from; pass prompt_of to "
             "register"
         )
-    return prompt_text(before)
+    return render_prompt_text(before)
 
 
-def _row_of(task: Any) -> Mapping[str, Any]:
+def _find_dataset_row(task: Any) -> Mapping[str, Any]:
     """The row of the data set that a task stands for: itself, or what rLLM's ``Task`` keeps of it."""
     row = task if isinstance(task, Mapping) else getattr(task, "metadata", None)
     return row if isinstance(row, Mapping) else {}
 
 
-def make_estimator(
+def make_advantage_estimator(
     baseline: Baseline | str | os.PathLike[str],
     *,
     state: str | os.PathLike[str] | None = None,
-    prompt_of: Callable[[Any], str] = prompt_of,
+    prompt_of: Callable[[Any], str] = read_group_prompt,
     group_size: int | None = 1,
     **options: Any,
 ) -> Callable[..., Groups]:
@@ -123,14 +123,14 @@ def make_estimator(
     """
     hooks: dict[str, AdvantageHook] = {}
 
-    def file(role: str) -> Path | None:
+    def history_file_of_role(role: str) -> Path | None:
         return None if state is None else Path(state).with_stem(f"{Path(state).stem}.{role}")
 
-    def estimator(
+    def estimate_advantages(
         rewards: Sequence[FloatArray], algorithm_config: Any, *, traj_groups: Sequence[Any], **_: Any
     ) -> Groups:
         role = traj_groups[0].group_role
-        path = file(role)
+        path = history_file_of_role(role)
         if role not in hooks:
             hooks[role] = AdvantageHook(baseline, group_size=group_size, **options)
             if path is not None and path.exists():
@@ -141,26 +141,28 @@ def make_estimator(
             [prompt_of(group) for group in rows],
             np.concatenate([np.asarray(r, np.float64) for r in rewards]),
             task_ids=None if group_size == 1 else [group.task_id for group in rows],
-            columns={c: [_column(group, c) for group in rows] for c in hook.columns_needed},
-            log_probs=[_log_prob(t) for g in traj_groups for t in g.trajectories] if hook.uses_log_probs else None,
+            columns={c: [_read_task_column(group, c) for group in rows] for c in hook.columns_needed},
+            log_probs=[_sum_trajectory_log_probs(t) for g in traj_groups for t in g.trajectories]
+            if hook.uses_log_probs
+            else None,
         )
         if path is not None and not hook.rows_waiting:
             hook.save(path)
         by_group = np.split(result.advantages_N, np.cumsum(sizes)[:-1])
         return by_group, by_group
 
-    return estimator
+    return estimate_advantages
 
 
-def _log_prob(trajectory: Any) -> float:
+def _sum_trajectory_log_probs(trajectory: Any) -> float:
     """Over all steps; a step's ``logprobs`` have one number for each of its ``response_ids``, or are empty."""
     if not all(len(step.logprobs) == len(step.response_ids) > 0 for step in trajectory.steps):
         return math.nan
     return sum(sum(step.logprobs) for step in trajectory.steps)
 
 
-def _column(group: Any, column: str) -> Any:
-    row = _row_of(group.trajectories[0].task)
+def _read_task_column(group: Any, column: str) -> Any:
+    row = _find_dataset_row(group.trajectories[0].task)
     if column not in row:
         raise InputError(f"the baseline reads the column {column!r}, which the row of task {group.task_id!r} lacks")
     return row[column]
@@ -174,9 +176,9 @@ def register(
     Args:
         config: What ``AgentTrainer`` gets as ``config``: its settings are checked here, and say the group size and
             whether training is asynchronous (history mode, the mini-batch's rollouts joining together).
-        baseline: As for `make_estimator`.
+        baseline: As for `make_advantage_estimator`.
         name: The name in the registry.
-        **options: Of `make_estimator`.
+        **options: Of `make_advantage_estimator`.
 
     Returns:
         The name, for ``traj_group_adv_estimator_map``: as ``adv_estimator`` rLLM does not know it.
@@ -190,10 +192,10 @@ def register(
         if not str(e.name).startswith("rllm"):
             raise
         raise InputError("rLLM is not installed here: it comes from its repository, not from PyPI") from None
-    size = options.setdefault("group_size", setting_of(config, "rllm.rollout.n", 1))
+    size = options.setdefault("group_size", read_dotted_setting(config, "rllm.rollout.n", 1))
     refuse(config, [*RULES, *(ONE_ROLLOUT_RULES if size == 1 else [])], "rLLM")
-    if setting_of(config, "rllm.async_training.enable", False):
-        batch = setting_of(config, "rllm.async_training.mini_batch_size", 1) * (size or 1)
+    if read_dotted_setting(config, "rllm.async_training.enable", False):
+        batch = read_dotted_setting(config, "rllm.async_training.mini_batch_size", 1) * (size or 1)
         options = {"history_mode": True, "step_rows": batch, **options}
-    module.register_rllm_adv_estimator(name)(make_estimator(baseline, **options))
+    module.register_rllm_adv_estimator(name)(make_advantage_estimator(baseline, **options))
     return name

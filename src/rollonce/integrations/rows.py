@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rollonce.arrays import float_array
+from rollonce.arrays import as_float64_array
 from rollonce.baselines import Baseline, Batch
-from rollonce.baselines.base import features_of
+from rollonce.baselines.base import find_nested_features
 from rollonce.component import Component
 from rollonce.errors import InputError
 from rollonce.features.column import CategoryColumn, NumberColumn
@@ -31,7 +31,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 RolloutReward = Literal["same", "first", "last", "sum"]
 
 
-def prompt_text(prompt: Any) -> str:
+def render_prompt_text(prompt: Any) -> str:
     """A prompt as text: a string as it is, chat messages as `rollonce.prompts.render_messages` writes them.
 
     Raises:
@@ -54,14 +54,14 @@ def stable_task_id(prompt: str) -> str:
     return hashlib.blake2b(normalise_prompt(prompt).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
-def columns_needed(baseline: Component) -> list[str]:
+def find_needed_columns(baseline: Component) -> list[str]:
     """Names of the declared columns that a baseline's features read; an adapter passes these on and no others."""
-    return sorted({f.name for f in features_of(baseline) if isinstance(f, NumberColumn | CategoryColumn)})
+    return sorted({f.name for f in find_nested_features(baseline) if isinstance(f, NumberColumn | CategoryColumn)})
 
 
-def reads_prompts(baseline: Baseline) -> bool:
+def depends_on_prompts(baseline: Baseline) -> bool:
     """Whether its numbers depend on the prompts; if not, a trainer without prompts at its hook can use it."""
-    return bool(features_of(baseline)) or baseline.tags.needs_repeats
+    return bool(find_nested_features(baseline)) or baseline.tags.needs_repeats
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +82,14 @@ class Rows:
         """False for the rows that were dropped (N,)."""
         return self.rollout_N >= 0
 
-    def spread(self, values_R: FloatArray) -> FloatArray:
+    def spread_over_rows(self, values_R: FloatArray) -> FloatArray:
         """One number per rollout as one per row (N,): every row of a rollout gets its number, a dropped row 0."""
         out = np.zeros(len(self.rollout_N))
         out[self.kept_N] = values_R[self.rollout_N[self.kept_N]]
         return out
 
 
-def make_rows(
+def make_rollout_rows(
     prompts: Sequence[Any] | None,
     rewards: Sequence[float | None] | FloatArray,
     *,
@@ -134,17 +134,21 @@ def make_rows(
     }.items():
         if given is not None and len(given) != n:
             raise InputError(f"{n} rewards but {len(given)} {name}: every row of the trainer's batch needs one of each")
-    rewards_N = _numbers(rewards)
-    log_probs_N = None if log_probs is None else _numbers(log_probs)
-    kept = np.ones(n, dtype=bool) if keep is None else np.array([_flag(k) for k in _plain(keep)], dtype=bool)
-    task_ids, rollout_ids = _plain(task_ids), _plain(rollout_ids)
-    columns = {name: _plain(values) for name, values in (columns or {}).items()}
+    rewards_N = _convert_to_floats(rewards)
+    log_probs_N = None if log_probs is None else _convert_to_floats(log_probs)
+    kept = (
+        np.ones(n, dtype=bool)
+        if keep is None
+        else np.array([_read_single_flag(k) for k in _arrays_to_lists(keep)], dtype=bool)
+    )
+    task_ids, rollout_ids = _arrays_to_lists(task_ids), _arrays_to_lists(rollout_ids)
+    columns = {name: _arrays_to_lists(values) for name, values in (columns or {}).items()}
     rollout_of: dict[Any, list[int]] = {}
     for i in np.flatnonzero(kept).tolist():
-        rollout_of.setdefault(i if rollout_ids is None else _hashable(rollout_ids[i]), []).append(i)
+        rollout_of.setdefault(i if rollout_ids is None else _lists_to_tuples(rollout_ids[i]), []).append(i)
     first_R, rewards_R, log_probs_R, rollout_N = [], [], [], np.full(n, -1, dtype=np.int64)
     for rollout, rows in rollout_of.items():
-        reward = _reward_of(rewards_N[rows], rows, rollout, rollout_reward)
+        reward = _combine_row_rewards(rewards_N[rows], rows, rollout, rollout_reward)
         if np.isnan(reward) and ungraded == "drop":
             continue
         if not np.isfinite(reward):
@@ -158,7 +162,7 @@ def make_rows(
         rewards_R.append(reward)
         if log_probs_N is not None:
             log_probs_R.append(float(log_probs_N[rows].sum()))
-    texts = ["" if prompts is None else prompt_text(prompts[i]) for i in first_R]
+    texts = ["" if prompts is None else render_prompt_text(prompts[i]) for i in first_R]
     if task_ids is not None:
         ids = [str(task_ids[i]) for i in first_R]
     else:
@@ -168,11 +172,11 @@ def make_rows(
     return Rows(Batch.of(texts, rewards_R, task_ids=ids, columns=chosen, log_probs=given_R), rollout_N)
 
 
-def _numbers(values: Sequence[float | None] | FloatArray) -> FloatArray:
-    return float_array(values)
+def _convert_to_floats(values: Sequence[float | None] | FloatArray) -> FloatArray:
+    return as_float64_array(values)
 
 
-def _plain(value: Any) -> Any:
+def _arrays_to_lists(value: Any) -> Any:
     """Tensors and arrays as lists, those of no dimension as numbers, within lists too.
 
     A 0-d tensor is hashed by identity: as a key it would make each turn a rollout of its own, whose sisters show it its
@@ -180,24 +184,24 @@ def _plain(value: Any) -> Any:
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return type(value)(map(_arrays_to_lists, value)) if type(value) in (list, tuple) else value
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+def _lists_to_tuples(value: Any) -> Any:
+    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
-def _flag(value: Any) -> bool:
+def _read_single_flag(value: Any) -> bool:
     if not isinstance(value, list):
         return bool(value)
     if len(value) != 1:
         raise InputError(
             f"keep must hold one value for each row, not {len(value)}; a mask over tokens is something else"
         )
-    return _flag(value[0])
+    return _read_single_flag(value[0])
 
 
-def _reward_of(rewards: FloatArray, rows: list[int], rollout: Any, rule: RolloutReward) -> float:
+def _combine_row_rewards(rewards: FloatArray, rows: list[int], rollout: Any, rule: RolloutReward) -> float:
     if len(rewards) == 1:
         return float(rewards[0])
     if rule == "same":

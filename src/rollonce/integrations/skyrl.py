@@ -26,7 +26,7 @@ from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.integrations.hook import AdvantageHook
 from rollonce.integrations.notices import AdvantageWarning
-from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens, summed_log_probs
+from rollonce.integrations.tokens import outcome_rewards, rows_with_tokens, spread_over_tokens, summed_log_probs
 from rollonce.rollouts import FloatArray
 from rollonce.setting_rules import Rule, refuse
 
@@ -78,7 +78,9 @@ class SkyRlStep(NamedTuple):
 _step: ContextVar[SkyRlStep | None] = ContextVar("rollonce_skyrl_step", default=None)
 
 
-def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any) -> tuple[Any, Any]:
+def compute_batch_loo_advantages(
+    token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any
+) -> tuple[Any, Any]:
     """SkyRL estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N,
     T) twice.
 
@@ -91,10 +93,12 @@ def batch_loo(token_level_rewards: Any, response_mask: Any, index: Sequence[Any]
     result = AdvantageHook(LeaveOneOut(), group_size=None, warn=False).advantages(
         None, outcome_rewards(token_level_rewards), keep=keep_N
     )
-    return over_tokens(result, token_level_rewards, response_mask)
+    return spread_over_tokens(result, token_level_rewards, response_mask)
 
 
-def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any) -> tuple[Any, Any]:
+def compute_gs1_advantages(
+    token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any
+) -> tuple[Any, Any]:
     """SkyRL estimator: reward minus the baseline that `use_baseline` gave the trainer. Returns (N, T) twice.
 
     Raises:
@@ -110,10 +114,10 @@ def gs1(token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_:
         step.prompts_N, outcome_rewards(token_level_rewards), keep=step.keep_N, log_probs=step.log_probs_N
     )
     step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
-    return over_tokens(result, token_level_rewards, response_mask)
+    return spread_over_tokens(result, token_level_rewards, response_mask)
 
 
-def _log_probs_of(data: Any) -> FloatArray:
+def _sum_row_log_probs(data: Any) -> FloatArray:
     """Of what was sampled in each row (N,): the engine's where SkyRL asked for them, else the policy's own under the
     same weights; NaN where it has neither."""
     for name in ("rollout_logprobs", "action_log_probs"):
@@ -132,7 +136,7 @@ def register() -> None:
         from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
     except ImportError as e:
         raise MissingExtraError(f"rollonce.integrations.skyrl ({e})", "skyrl[skyrl-train]", "skyrl") from None
-    for name, estimator in {"gs1": gs1, "batch_loo": batch_loo}.items():
+    for name, estimator in {"gs1": compute_gs1_advantages, "batch_loo": compute_batch_loo_advantages}.items():
         if name not in AdvantageEstimatorRegistry.list_available():
             AdvantageEstimatorRegistry.register(name, estimator)
 
@@ -159,10 +163,13 @@ class WithPrompts:
         starts = [i for i in range(turns) if i == 0 or ends[i - 1]]
         real, trained = turns - data.metadata.get("pad_size", 0), rows_with_tokens(data["loss_mask"])
         keep_N = [a < real and any(trained[a:b]) for a, b in zip(starts, [*starts[1:], turns], strict=True)]
-        prompts_N = [self._messages[uids[i]] if uids[i] in self._messages else self._decoded(data, i) for i in starts]
+        prompts_N = [
+            self._messages[uids[i]] if uids[i] in self._messages else self._decode_prompt_of_row(data, i)
+            for i in starts
+        ]
         log_probs_N = None
         if self.gs1.uses_log_probs:
-            by_turn = _log_probs_of(data)
+            by_turn = _sum_row_log_probs(data)
             log_probs_N = [float(by_turn[a:b].sum()) for a, b in zip(starts, [*starts[1:], turns], strict=True)]
         token = _step.set(SkyRlStep(self.gs1, prompts_N, keep_N, log_probs_N, self.all_metrics))
         try:
@@ -171,7 +178,7 @@ class WithPrompts:
             _step.reset(token)
             self._messages = {}
 
-    def _decoded(self, data: Any, i: int) -> str:
+    def _decode_prompt_of_row(self, data: Any, i: int) -> str:
         tokens = data["sequences"][i][data["attention_mask"][i].bool()]
         return self.tokenizer.decode(
             tokens[: len(tokens) - int(data["response_mask"][i].sum())], skip_special_tokens=True

@@ -24,7 +24,7 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.integrations.hook import AdvantageHook
-from rollonce.setting_rules import Rule, refuse, setting_of
+from rollonce.setting_rules import Rule, read_dotted_setting, refuse
 
 RULES = [
     Rule(
@@ -57,21 +57,21 @@ ONE_ROLLOUT_RULES = [
 _hooks: dict[tuple[str, str], AdvantageHook] = {}
 
 
-def _setting(args: Any, name: str) -> str | None:
-    value = setting_of(args, name) or os.environ.get(name.upper())
+def _read_text_setting(args: Any, name: str) -> str | None:
+    value = read_dotted_setting(args, name) or os.environ.get(name.upper())
     return None if value is None else str(value)
 
 
-def _hook(args: Any) -> tuple[AdvantageHook, Path | None]:
-    file = _setting(args, "rollonce_baseline")
+def _find_or_make_hook(args: Any) -> tuple[AdvantageHook, Path | None]:
+    file = _read_text_setting(args, "rollonce_baseline")
     if file is None:
         raise InputError(
             "which baseline? Set ROLLONCE_BASELINE (or args.rollonce_baseline) to the file that rollonce tune wrote"
         )
-    save, state = setting_of(args, "save"), _setting(args, "rollonce_state")
+    save, state = read_dotted_setting(args, "save"), _read_text_setting(args, "rollonce_state")
     path = Path(state) if state else Path(save) / "rollonce.json" if save else None
     if (file, str(path)) not in _hooks:
-        size = int(setting_of(args, "n_samples_per_prompt", 1))
+        size = int(read_dotted_setting(args, "n_samples_per_prompt", 1))
         refuse(args, [*RULES, *(ONE_ROLLOUT_RULES if size == 1 else [])], "slime")
         hook = AdvantageHook(file, group_size=size)
         if path is not None and path.exists():
@@ -92,30 +92,30 @@ def reward_post_process(args: Any, samples: Sequence[Any]) -> tuple[list[float],
         InputError: without a baseline file, with settings that would spoil the advantages, or where a sample has no
             reward.
     """
-    hook, path = _hook(args)
+    hook, path = _find_or_make_hook(args)
     keep = [not s.remove_sample and s.status.value != "aborted" for s in samples]
     raw = [s.get_reward_value(args) if k or s.reward is not None else 0.0 for s, k in zip(samples, keep, strict=True)]
     result = hook.advantages(
         [s.prompt for s in samples],
         raw,
         task_ids=[s.group_index for s in samples] if hook.group_size != 1 else None,
-        columns={c: [_metadata(s, c) for s in samples] for c in hook.columns_needed},
+        columns={c: [_read_metadata_column(s, c) for s in samples] for c in hook.columns_needed},
         keep=keep,
-        rollout_ids=[_rollout(s, row) for row, s in enumerate(samples)],
-        log_probs=[_log_prob(s) for s in samples] if hook.uses_log_probs else None,
+        rollout_ids=[_make_rollout_key(s, row) for row, s in enumerate(samples)],
+        log_probs=[_sum_trained_log_probs(s) for s in samples] if hook.uses_log_probs else None,
     )
     if path is not None:
         hook.save(path)
     return raw, result.advantages_N.tolist()
 
 
-def _rollout(sample: Any, row: int) -> tuple[str, int]:
+def _make_rollout_key(sample: Any, row: int) -> tuple[str, int]:
     if sample.rollout_id is not None:
         return ("rollout_id", sample.rollout_id)
     return ("row", row) if sample.index is None else ("index", sample.index)
 
 
-def _log_prob(sample: Any) -> float:
+def _sum_trained_log_probs(sample: Any) -> float:
     """Of the response's tokens that are trained; ``rollout_log_probs`` and ``loss_mask`` have one number per token."""
     if not sample.rollout_log_probs:
         return math.nan
@@ -123,7 +123,7 @@ def _log_prob(sample: Any) -> float:
     return sum(p for p, trained in zip(sample.rollout_log_probs, mask, strict=True) if trained)
 
 
-def _metadata(sample: Any, column: str) -> Any:
+def _read_metadata_column(sample: Any, column: str) -> Any:
     if column not in (sample.metadata or {}):
         raise InputError(
             f"the baseline reads the column {column!r}: put it into each sample's metadata (slime's --metadata-key)"

@@ -11,7 +11,7 @@ or, around a training script of one's own::
 
 The stock cookbook subtracts the mean of each group: with one rollout per task every advantage is exactly 0 and nothing
 is learnt. Here the step's rollouts go to an `AdvantageHook` together. Only names of the module
-``tinker_cookbook.rl.train`` are replaced; `check_cookbook` says so in a sentence if a version lacks them (tested:
+``tinker_cookbook.rl.train`` are replaced; `import_patchable_cookbook` says so in a sentence if a version lacks them (tested:
 `TESTED`).
 
 Beside the run, in ``LOG_PATH/rollonce/``: ``advantages.jsonl``, one line per step (b, leave-one-out mean, advantage and
@@ -39,7 +39,7 @@ from typing import Any
 
 from rollonce.baselines import Baseline, copy_without_history
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.integrations.cookbook_run import CookbookRun, Prompts, check_config, cookbook_version
+from rollonce.integrations.cookbook_run import CookbookRun, Prompts, check_cookbook_config, cookbook_version
 
 TESTED = ("0.5.8", "0.6.1")
 """Versions of tinker-cookbook that the tests run against a server."""
@@ -58,7 +58,7 @@ PATCHED = {
 """The names of ``tinker_cookbook.rl.train`` that are replaced, and the parameters that we read there."""
 
 
-def check_cookbook() -> Any:
+def import_patchable_cookbook() -> Any:
     """The module ``tinker_cookbook.rl.train``, with everything that is to be replaced.
 
     Raises:
@@ -109,8 +109,8 @@ def cookbook_baseline(
         whiten, scale_by_std: See `AdvantageHook`. Off.
 
     Raises:
-        MissingExtraError, InputError: see `check_cookbook`; a second patch at once. While the run lasts:
-            `check_config`.
+        MissingExtraError, InputError: see `import_patchable_cookbook`; a second patch at once. While the run lasts:
+            `check_cookbook_config`.
     """
     global _ACTIVE
     if not callable(prompts) and prompts not in ("auto", "question", "observation"):
@@ -120,14 +120,14 @@ def cookbook_baseline(
     # Rewards in a tuned file's history are another policy's.
     loaded = baseline if isinstance(baseline, Baseline) else copy_without_history(Baseline.load(baseline))
     text = json.dumps([loaded.config(), loaded.state_dict()], sort_keys=True, default=str)
-    train = check_cookbook()
+    train = import_patchable_cookbook()
     run = CookbookRun(
         loaded, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16], prompts, whiten, scale_by_std
     )
     originals = {name: getattr(train, name) for name in PATCHED}
     try:
         _ACTIVE = run
-        for name, replacement in _replacements(run, originals).items():
+        for name, replacement in _make_replacements(run, originals).items():
             setattr(train, name, replacement)
         yield run
     finally:
@@ -136,30 +136,32 @@ def cookbook_baseline(
         _ACTIVE = None
 
 
-def _replacements(run: CookbookRun, originals: dict[str, Any]) -> dict[str, Any]:
+def _make_replacements(run: CookbookRun, originals: dict[str, Any]) -> dict[str, Any]:
     step_of: contextvars.ContextVar[int | None] = contextvars.ContextVar("rollonce_step", default=None)
 
-    def given(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    def bind_call_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         return inspect.signature(originals[name]).bind(*args, **kwargs).arguments
 
-    def loop(name: str) -> Any:
+    def wrap_training_loop(name: str) -> Any:
         @functools.wraps(originals[name])
-        async def training(*args: Any, **kwargs: Any) -> Any:
-            got = given(name, args, kwargs)
-            run.begin(got["config"], int(got["start_batch"]))
+        async def begin_then_train(*args: Any, **kwargs: Any) -> Any:
+            got = bind_call_arguments(name, args, kwargs)
+            run.begin_or_resume_run(got["config"], int(got["start_batch"]))
             return await originals[name](*args, **kwargs)
 
-        return training
+        return begin_then_train
 
     @functools.wraps(originals["main"])
     async def main(*args: Any, **kwargs: Any) -> Any:
-        check_config(given("main", args, kwargs)["config"])  # before anything is created on the service
+        check_cookbook_config(
+            bind_call_arguments("main", args, kwargs)["config"]
+        )  # before anything is created on the service
         return await originals["main"](*args, **kwargs)
 
     @functools.wraps(originals["do_train_step_and_get_sampling_client"])
-    async def train_step(*args: Any, **kwargs: Any) -> Any:
+    async def run_checked_train_step(*args: Any, **kwargs: Any) -> Any:
         name = "do_train_step_and_get_sampling_client"
-        token = step_of.set(int(given(name, args, kwargs)["i_batch"]))
+        token = step_of.set(int(bind_call_arguments(name, args, kwargs)["i_batch"]))
         before = run.steps
         try:
             out = await originals[name](*args, **kwargs)
@@ -174,24 +176,26 @@ def _replacements(run: CookbookRun, originals: dict[str, Any]) -> dict[str, Any]
 
     @functools.wraps(originals["prepare_minibatch"])
     async def prepare_minibatch(*args: Any, **kwargs: Any) -> Any:
-        got = given("prepare_minibatch", args, kwargs)
+        got = bind_call_arguments("prepare_minibatch", args, kwargs)
         # All at once and first: print_group asks for single groups before the step's own call, and gets the same
         # numbers.
-        result = run.step(step_of.get(), got["trajectory_groups_P"], got["env_group_builders_P"], got["tokenizer"])
+        result = run.compute_step_advantages(
+            step_of.get(), got["trajectory_groups_P"], got["env_group_builders_P"], got["tokenizer"]
+        )
         out = await originals["prepare_minibatch"](*args, **kwargs)
         out[1].update({f"rollonce/{name}": value for name, value in result.metrics.items()})
         return out
 
     def compute_advantages(trajectory_groups_P: Sequence[Any]) -> list[Any]:
-        return run.advantages_of(trajectory_groups_P)
+        return run.look_up_advantages(trajectory_groups_P)
 
     return {
         "compute_advantages": compute_advantages,
         "prepare_minibatch": prepare_minibatch,
-        "do_train_step_and_get_sampling_client": train_step,
-        "do_sync_training": loop("do_sync_training"),
-        "do_async_training": loop("do_async_training"),
-        "do_sync_training_with_stream_minibatch": loop("do_sync_training_with_stream_minibatch"),
+        "do_train_step_and_get_sampling_client": run_checked_train_step,
+        "do_sync_training": wrap_training_loop("do_sync_training"),
+        "do_async_training": wrap_training_loop("do_async_training"),
+        "do_sync_training_with_stream_minibatch": wrap_training_loop("do_sync_training_with_stream_minibatch"),
         "main": main,
     }
 
@@ -215,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = sys.argv
     try:
         with cookbook_baseline(options.baseline, prompts=options.prompts):
-            if not _exists(module):
+            if not _can_find_module(module):
                 raise InputError(f"no recipe module {module!r} here; give the module after --, then key=value ...")
             sys.argv = [module, *recipe]
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -227,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _exists(module: str) -> bool:
+def _can_find_module(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

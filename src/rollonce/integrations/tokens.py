@@ -27,7 +27,7 @@ def summed_log_probs(log_probs: Any, mask: Any) -> FloatArray:
     return total.masked_fill(~counts.any(-1), float("nan")).cpu().numpy()
 
 
-def over_tokens(result: AdvantageResult, like: Any, mask: Any) -> tuple[Any, Any]:
+def spread_over_tokens(result: AdvantageResult, like: Any, mask: Any) -> tuple[Any, Any]:
     """The same advantage at every token that counts (N, T), twice: as advantages and as returns. dtype and device of
     ``like``."""
     advantages = like.new_tensor(result.advantages_N.tolist())[:, None] * mask.to(like.dtype)

@@ -91,7 +91,7 @@ def single_rollout_config(base: type) -> type:
     because TRL's own checks run as if there were two generations.
     """
 
-    def post_init(self: Any) -> None:
+    def allow_single_generation(self: Any) -> None:
         asked = self.num_generations
         if asked == 1:
             self.num_generations = 2  # TRL refuses one generation per prompt, whose GRPO advantage is always zero
@@ -108,7 +108,7 @@ def single_rollout_config(base: type) -> type:
     body = {k: dataclasses.field(default=v) for k, (_, v) in defaults.items()}
     body |= {
         "__annotations__": {k: t for k, (t, _) in defaults.items()},
-        "__post_init__": post_init,
+        "__post_init__": allow_single_generation,
         "__doc__": base.__doc__,
     }
     return dataclasses.dataclass(type(f"SingleRollout{base.__name__}", (base,), body))
@@ -167,9 +167,9 @@ class _SingleRollout:
         self._kept: Any = None  # prompts, rewards of each function, columns: of all ranks
         super().__init__(model, reward_funcs, args, *more, **settings)  # pyright: ignore[reportCallIssue]
         self.hook.notices.enabled = self.accelerator.is_main_process  # type: ignore[attr-defined]
-        self._look_at_data()
+        self._check_data_and_fit_baseline()
 
-    def _look_at_data(self) -> None:
+    def _check_data_and_fit_baseline(self) -> None:
         trainer: Any = self
         data, needed = trainer.train_dataset, self.hook.columns_needed
         known = getattr(data, "column_names", None)
@@ -221,8 +221,8 @@ class _SingleRollout:
         begin = time.perf_counter()
         prompts, rewards_per_func, columns = self._kept
         mode = "train" if trainer.model.training else "eval"
-        rewards = self._total_rewards(rewards_per_func)
-        log_probs = self._log_probs(output) if self.hook.uses_log_probs else None
+        rewards = self._sum_weighted_rewards(rewards_per_func)
+        log_probs = self._completion_log_probs(output) if self.hook.uses_log_probs else None
         self.last = self.hook.advantages(
             prompts, rewards, columns=columns, log_probs=log_probs, ungraded="drop", training=mode == "train"
         )
@@ -254,7 +254,7 @@ class _SingleRollout:
         metrics["rollonce/seconds"].append(self._seconds)
         return output
 
-    def _log_probs(self, output: dict[str, Any]) -> list[float]:
+    def _completion_log_probs(self, output: dict[str, Any]) -> list[float]:
         """Log-probability of each completion of all ranks: of the tokens that the policy wrote and trains on.
 
         vLLM's own where it sampled; TRL's under the same weights where it has computed them; else computed here, which
@@ -283,7 +283,7 @@ class _SingleRollout:
                 )
         return gather_object(summed_log_probs(by_token, mask).tolist())
 
-    def _total_rewards(self, rewards_per_func: Any) -> np.ndarray:
+    def _sum_weighted_rewards(self, rewards_per_func: Any) -> np.ndarray:
         """The weighted sum over reward functions (N,) float64, NaN where none of them graded the completion; clipped as
         RLOO does."""
         trainer: Any = self
@@ -352,7 +352,7 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def _made(name: str) -> type:
+def _make_exported_class(name: str) -> type:
     try:
         import trl
     except ModuleNotFoundError as e:
@@ -367,5 +367,5 @@ def _made(name: str) -> type:
 
 def __getattr__(name: str) -> Any:
     if name in _MADE_FROM:
-        return _made(name)
+        return _make_exported_class(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from rollonce.baselines import LeaveOneOut
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.integrations.hook import AdvantageHook
 from rollonce.integrations.notices import AdvantageWarning
-from rollonce.integrations.tokens import outcome_rewards, over_tokens, rows_with_tokens, summed_log_probs
+from rollonce.integrations.tokens import outcome_rewards, rows_with_tokens, spread_over_tokens, summed_log_probs
 from rollonce.setting_rules import Rule, refuse
 
 VARIABLE, STATE_FILE = "ROLLONCE_BASELINE", "rollonce.json"
@@ -58,7 +58,7 @@ _LOG_PROB_FIELDS = ["response_mask", "rollout_log_probs", "old_log_probs"]
 _step: ContextVar[VerlStep | None] = ContextVar("rollonce_verl_step", default=None)
 
 
-def _keep(response_mask: Any, index: Sequence[Any]) -> list[bool]:
+def _find_counting_rows(response_mask: Any, index: Sequence[Any]) -> list[bool]:
     """Rows that count: not padding (uid ``pad...``), not rejected by rollout correction (their mask is empty)."""
     return [
         seen and not str(uid).startswith("pad")
@@ -66,17 +66,17 @@ def _keep(response_mask: Any, index: Sequence[Any]) -> list[bool]:
     ]
 
 
-def batch_loo(
+def compute_batch_loo_advantages(
     token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any
 ) -> tuple[Any, Any]:
     """verl estimator: reward minus the mean of all other rewards of the step, whichever task they are of. Returns (N,
     T) twice."""
     hook = AdvantageHook(LeaveOneOut(), group_size=None, warn=False)
-    result = hook.advantages(None, outcome_rewards(token_level_rewards), keep=_keep(response_mask, index))
-    return over_tokens(result, token_level_rewards, response_mask)
+    result = hook.advantages(None, outcome_rewards(token_level_rewards), keep=_find_counting_rows(response_mask, index))
+    return spread_over_tokens(result, token_level_rewards, response_mask)
 
 
-def gs1(
+def compute_gs1_advantages(
     token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any
 ) -> tuple[Any, Any]:
     """verl estimator: reward minus the baseline of ``ROLLONCE_BASELINE``. Returns (N, T) twice.
@@ -93,19 +93,19 @@ def gs1(
         )
     rewards_N = outcome_rewards(token_level_rewards)
     rollout_N = [key.rsplit("_", 1)[0] for key in step.keys_N]
-    last = {rollout_N[i]: i for i in sorted(range(len(rewards_N)), key=lambda i: _turn(step.keys_N[i]))}
+    last = {rollout_N[i]: i for i in sorted(range(len(rewards_N)), key=lambda i: _read_turn_number(step.keys_N[i]))}
     result = step.hook.advantages(
         step.prompts_N,
         [rewards_N[last[r]] for r in rollout_N],
-        keep=_keep(response_mask, index),
+        keep=_find_counting_rows(response_mask, index),
         rollout_ids=rollout_N,
         log_probs=step.log_probs_N,
     )
     step.metrics.update({f"rollonce/{name}": value for name, value in result.metrics.items()})
-    return over_tokens(result, token_level_rewards, response_mask)
+    return spread_over_tokens(result, token_level_rewards, response_mask)
 
 
-def _log_probs_of(data: Any) -> list[float] | None:
+def _sum_row_log_probs(data: Any) -> list[float] | None:
     """Of each row's response, from the queue's fields, a tensor (T,) per row: the engine's where it gave them, else the
     actor's own under the same weights."""
     for name in _LOG_PROB_FIELDS[1:]:
@@ -115,7 +115,7 @@ def _log_probs_of(data: Any) -> list[float] | None:
     return None
 
 
-def _turn(key: str) -> int:
+def _read_turn_number(key: str) -> int:
     return int(
         key.rsplit("_", 1)[1]
     )  # keys are uid_session_output, and what a session is worth stands with its last output
@@ -139,14 +139,14 @@ class WithPrompts:
 
         fields = ["raw_prompt", *(_LOG_PROB_FIELDS if self._gs1.uses_log_probs else [])]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        log_probs_N = _log_probs_of(data) if self._gs1.uses_log_probs else None
+        log_probs_N = _sum_row_log_probs(data) if self._gs1.uses_log_probs else None
         token = _step.set(VerlStep(self._gs1, list(data["raw_prompt"]), list(batch.keys), log_probs_N, metrics))
         try:
             return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         finally:
             _step.reset(token)
 
-    def _state_path(self) -> str:
+    def _history_state_path(self) -> str:
         settings: Any = self.config.trainer  # type: ignore[attr-defined]
         step: int = self.global_steps  # type: ignore[attr-defined]
         return os.path.join(settings.default_local_dir, f"global_step_{step}", STATE_FILE)
@@ -154,7 +154,7 @@ class WithPrompts:
     def _save_checkpoint(self) -> None:
         if self._gs1 is not None:
             self._gs1.save(
-                self._state_path()
+                self._history_state_path()
             )  # before super, which writes the file that makes this checkpoint the latest
         super()._save_checkpoint()  # type: ignore[misc]
 
@@ -164,7 +164,7 @@ class WithPrompts:
             return
         settings: Any = self.config.trainer  # type: ignore[attr-defined]
         named = settings.resume_from_path if settings.resume_mode == "resume_path" else None
-        path = os.path.join(named, STATE_FILE) if named else self._state_path()
+        path = os.path.join(named, STATE_FILE) if named else self._history_state_path()
         if os.path.exists(path):
             self._gs1.load(path)
         else:
@@ -186,8 +186,8 @@ def register() -> None:
         from verl.trainer.ppo.core_algos import register_adv_est
     except ImportError as e:
         raise MissingExtraError(f"rollonce.integrations.verl ({e})", "verl", "verl") from None
-    register_adv_est("gs1")(gs1)
-    register_adv_est("batch_loo")(batch_loo)
+    register_adv_est("gs1")(compute_gs1_advantages)
+    register_adv_est("batch_loo")(compute_batch_loo_advantages)
     if VARIABLE not in os.environ:
         return
     from verl.trainer.ppo.v1 import trainer_base

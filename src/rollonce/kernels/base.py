@@ -15,7 +15,7 @@ import numpy as np
 
 from rollonce.component import Component
 from rollonce.errors import InputError
-from rollonce.features.base import Feature, as_tasks
+from rollonce.features.base import Feature, tasks_from_prompts
 from rollonce.features.sparse import SparseRows
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
@@ -36,8 +36,8 @@ class Kernel(Component):
 
     def fit(self, tasks: Sequence[str] | Tasks) -> Self:
         """Fit the features on prompts."""
-        tasks = as_tasks(tasks)
-        for child in self.children().values():
+        tasks = tasks_from_prompts(tasks)
+        for child in self.nested_components().values():
             if isinstance(child, Feature | Kernel):
                 child.fit(tasks)
         return self
@@ -55,9 +55,9 @@ class Kernel(Component):
     ) -> FloatArray:
         """Weights (K, B, M) that sum to 1 over what each row sees: its mean where no weight is left, and 0 where it
         sees nothing."""
-        return normalise(self.log_weights(tasks, rows_KB, columns_KM, visible_KBM), visible_KBM)
+        return normalise_log_weights(self.log_weights(tasks, rows_KB, columns_KM, visible_KBM), visible_KBM)
 
-    def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+    def compute_covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         """The kernel as a positive semi-definite covariance (K, B, M), 1 for a task with itself; for Kriging.
 
         Raises:
@@ -75,18 +75,20 @@ class AllOrNothing(Kernel):
     """A kernel that chooses some of the visible columns for each row, all of one weight."""
 
     @abstractmethod
-    def chosen(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> BoolArray:
+    def columns_that_count(
+        self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
+    ) -> BoolArray:
         """Whether a column counts for a row (K, B, M); the caller masks what is not visible."""
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         """(K, B, M): 0 for what is chosen, -inf for the rest."""
-        return np.where(self.chosen(tasks, rows_KB, columns_KM, visible_KBM), 0.0, -np.inf)
+        return np.where(self.columns_that_count(tasks, rows_KB, columns_KM, visible_KBM), 0.0, -np.inf)
 
     def normalised_weights(
         self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
     ) -> FloatArray:
         """As of any kernel, without exponentials."""
-        kept = self.chosen(tasks, rows_KB, columns_KM, visible_KBM) & visible_KBM
+        kept = self.columns_that_count(tasks, rows_KB, columns_KM, visible_KBM) & visible_KBM
         count = kept.sum(axis=2, keepdims=True)
         if not count.all():
             kept = np.where(count, kept, visible_KBM)
@@ -94,7 +96,7 @@ class AllOrNothing(Kernel):
         return kept * (1 / np.maximum(count, 1))
 
 
-def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool = True) -> FloatArray:
+def normalise_log_weights(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool = True) -> FloatArray:
     """Weights (K, B, M) that sum to 1 over the visible columns of each row, from log weights.
 
     Args:
@@ -113,7 +115,7 @@ def normalise(log_w_KBM: FloatArray, visible_KBM: BoolArray, *, fallback: bool =
     return np.divide(w, total, out=w, where=total > 0)
 
 
-def similarity(
+def pairwise_similarity(
     feature: Feature, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, *, squared_distance: bool = False
 ) -> FloatArray:
     """Inner products (or squared Euclidean distances) of a feature's rows, (K, B, M).
@@ -122,23 +124,33 @@ def similarity(
     or many blocks for much of it; otherwise each block is computed on its own, so memory never grows with N squared.
     """
     n_blocks, n_rows = rows_KB.shape
-    if len(tasks) <= FULL_MATRIX_UP_TO and _is_all_in_order(tasks, rows_KB) and _is_all_in_order(tasks, columns_KM):
-        return _table_of_view(feature, tasks, squared_distance).copy()[None]
-    if len(tasks) <= FULL_MATRIX_UP_TO and _worth_a_table(feature, tasks, n_blocks, n_rows * columns_KM.shape[1]):
-        table = full_table(feature, tasks, squared_distance=squared_distance)
-        return look_up_pairs(table, rows_KB, columns_KM)
-    matrix = feature.transform(tasks)
+    if (
+        len(tasks) <= FULL_MATRIX_UP_TO
+        and _is_block_of_all_tasks(tasks, rows_KB)
+        and _is_block_of_all_tasks(tasks, columns_KM)
+    ):
+        return _cached_table_of_view(feature, tasks, squared_distance).copy()[None]
+    if len(tasks) <= FULL_MATRIX_UP_TO and _is_table_worth_it(feature, tasks, n_blocks, n_rows * columns_KM.shape[1]):
+        table = full_pairwise_table(feature, tasks, squared_distance=squared_distance)
+        return look_up_pair_blocks(table, rows_KB, columns_KM)
+    matrix = feature.transform_tasks(tasks)
 
-    def block(k: int) -> FloatArray:
+    def similarity_of_block(k: int) -> FloatArray:
         left, right = matrix[rows_KB[k]], matrix[columns_KM[k]]
         if not squared_distance:
-            return _inner_products(left, right)
-        inner = similarity(feature, tasks, rows_KB, columns_KM)[0] if _ONE_BLOCK in tasks.root._cache else None
-        return _squared_distance(left, right, inner)
+            return _inner_product_table(left, right)
+        inner = pairwise_similarity(feature, tasks, rows_KB, columns_KM)[0] if _ONE_BLOCK in tasks.root._cache else None
+        return _squared_distance_table(left, right, inner)
 
     if n_blocks == 1:
-        return shared_block(tasks, (feature.key, squared_distance), lambda: block(0))[None]
-    return np.stack([block(k) for k in range(n_blocks)]) if n_blocks else np.empty((0, n_rows, columns_KM.shape[1]))
+        return shared_pair_table(tasks, (feature.matrix_cache_key, squared_distance), lambda: similarity_of_block(0))[
+            None
+        ]
+    return (
+        np.stack([similarity_of_block(k) for k in range(n_blocks)])
+        if n_blocks
+        else np.empty((0, n_rows, columns_KM.shape[1]))
+    )
 
 
 _ONE_BLOCK = "pairs of one block"
@@ -150,7 +162,7 @@ def expect_one_block(tasks: Tasks) -> None:
     tasks.root._cache[_ONE_BLOCK] = {}
 
 
-def shared_block(tasks: Tasks, name: tuple[Any, ...], compute: Callable[[], FloatArray]) -> FloatArray:
+def shared_pair_table(tasks: Tasks, name: tuple[Any, ...], compute: Callable[[], FloatArray]) -> FloatArray:
     """A table of pairs (B, M); after `expect_one_block` it is computed once, and must not be written to."""
     blocks = tasks.root._cache.get(_ONE_BLOCK)
     if blocks is None:
@@ -160,7 +172,7 @@ def shared_block(tasks: Tasks, name: tuple[Any, ...], compute: Callable[[], Floa
     return blocks[name]
 
 
-def look_up_pairs(table_NN: FloatArray, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+def look_up_pair_blocks(table_NN: FloatArray, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
     """``table[rows, columns]`` of every pair, block by block (K, B, M)."""
     out = np.empty((*rows_KB.shape, columns_KM.shape[1]), dtype=table_NN.dtype)
     for k in range(len(rows_KB)):  # several times as fast as one index over all blocks
@@ -168,7 +180,7 @@ def look_up_pairs(table_NN: FloatArray, rows_KB: IntArray, columns_KM: IntArray)
     return out
 
 
-def _worth_a_table(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block: int) -> bool:
+def _is_table_worth_it(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block: int) -> bool:
     """Whether the pairs asked for so far come to a quarter of all there are.
 
     Only calls for several blocks count towards that: a single block, a training batch, is computed the same way however
@@ -176,75 +188,76 @@ def _worth_a_table(feature: Feature, tasks: Tasks, n_blocks: int, pairs_a_block:
     """
     asked = n_blocks * pairs_a_block
     if n_blocks > 1:
-        cache, key = tasks.root._cache, ("asked", feature.key)
+        cache, key = tasks.root._cache, ("asked", feature.matrix_cache_key)
         asked += cache.get(key, 0)
         cache[key] = asked
     return asked > len(tasks.root) ** 2 // 4
 
 
-def _is_all_in_order(tasks: Tasks, places_KM: IntArray) -> bool:
+def _is_block_of_all_tasks(tasks: Tasks, places_KM: IntArray) -> bool:
     """Whether this is one block of all tasks in their order."""
     return places_KM.shape == (1, len(tasks)) and bool((places_KM[0] == np.arange(len(tasks))).all())
 
 
-def _table_of_view(feature: Feature, tasks: Tasks, squared_distance: bool) -> FloatArray:
+def _cached_table_of_view(feature: Feature, tasks: Tasks, squared_distance: bool) -> FloatArray:
     """The table of these tasks alone, kept as long as they are: several kernels of one feature ask for it in turn."""
-    key = _name_of_table(feature, squared_distance)
+    key = _cache_key_of_table(feature, squared_distance)
     if tasks.index_N is None or key in tasks.root._cache:
-        return full_table(feature, tasks, squared_distance=squared_distance)
+        return full_pairwise_table(feature, tasks, squared_distance=squared_distance)
     if key not in tasks._cache:
-        inner_key = _name_of_table(feature, False)
-        matrix = feature.transform(tasks)
+        inner_key = _cache_key_of_table(feature, False)
+        matrix = feature.transform_tasks(tasks)
         if inner_key not in tasks._cache:
-            tasks._cache[inner_key] = _inner_products(matrix, matrix)
+            tasks._cache[inner_key] = _inner_product_table(matrix, matrix)
         if squared_distance:
-            tasks._cache[key] = _squared_distance(matrix, matrix, tasks._cache[inner_key])
+            tasks._cache[key] = _squared_distance_table(matrix, matrix, tasks._cache[inner_key])
     return tasks._cache[key]
 
 
-def _name_of_table(feature: Feature, squared_distance: bool) -> tuple[str, tuple[str, str], bool]:
-    return "table", feature.key, squared_distance
+def _cache_key_of_table(feature: Feature, squared_distance: bool) -> tuple[str, tuple[str, str], bool]:
+    return "table", feature.matrix_cache_key, squared_distance
 
 
-def full_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False) -> FloatArray:
+def full_pairwise_table(feature: Feature, tasks: Tasks, *, squared_distance: bool = False) -> FloatArray:
     """The whole N x N table of inner products or squared distances, cached with the tasks."""
-    key, root = _name_of_table(feature, squared_distance), tasks.root
+    key, root = _cache_key_of_table(feature, squared_distance), tasks.root
 
-    def compute(all_tasks: Tasks) -> FloatArray:
-        matrix = feature.transform(all_tasks)
+    def compute_full_table(all_tasks: Tasks) -> FloatArray:
+        matrix = feature.transform_tasks(all_tasks)
         if not squared_distance:
-            return _inner_products(matrix, matrix)
+            return _inner_product_table(matrix, matrix)
         # Kernels of one feature often want both tables, and the products take most of the time.
-        return _squared_distance(
-            matrix, matrix, full_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None
+        return _squared_distance_table(
+            matrix, matrix, full_pairwise_table(feature, all_tasks) if isinstance(matrix, SparseRows) else None
         )
 
     if key not in root._cache:
-        root._cache[key] = compute(root)
+        root._cache[key] = compute_full_table(root)
     table = root._cache[key]
     return table if tasks.index_N is None else table[np.ix_(tasks.index_N, tasks.index_N)]
 
 
-def _inner_products(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
+def _inner_product_table(left: FloatArray | SparseRows, right: FloatArray | SparseRows) -> FloatArray:
     if isinstance(left, SparseRows):
         assert isinstance(right, SparseRows)
-        return left.dot_transposed(right)
+        return left.dot_with_transposed(right)
     assert isinstance(right, np.ndarray)
     return left @ right.T
 
 
-def _squared_distance(
+def _squared_distance_table(
     left: FloatArray | SparseRows, right: FloatArray | SparseRows, inner: FloatArray | None = None
 ) -> FloatArray:
     if isinstance(left, np.ndarray) and left.shape[1] == 1 and isinstance(right, np.ndarray):
         return (left - right.T) ** 2  # exact, where the expanded form would lose digits
-    squares = [_row_squares(m) for m in (left, right)]
+    squares = [_squared_row_lengths(m) for m in (left, right)]
     return np.maximum(
-        squares[0][:, None] + squares[1][None, :] - 2 * (_inner_products(left, right) if inner is None else inner), 0.0
+        squares[0][:, None] + squares[1][None, :] - 2 * (_inner_product_table(left, right) if inner is None else inner),
+        0.0,
     )
 
 
-def _row_squares(matrix: FloatArray | SparseRows) -> FloatArray:
+def _squared_row_lengths(matrix: FloatArray | SparseRows) -> FloatArray:
     if isinstance(matrix, SparseRows):
         rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.indptr))
         return np.bincount(rows, weights=matrix.data**2, minlength=len(matrix)).astype(np.float64)

@@ -37,9 +37,11 @@ class Buckets(AllOrNothing):
         if self.n < 1:
             raise InputError(f"buckets n must be at least 1, not {self.n}")
 
-    def chosen(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> BoolArray:
+    def columns_that_count(
+        self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
+    ) -> BoolArray:
         """(K, B, M): whether the column is in the row's bucket. Rows must be among the columns."""
-        matrix = self.feature.transform(tasks)
+        matrix = self.feature.transform_tasks(tasks)
         if not isinstance(matrix, np.ndarray) or matrix.shape[1] != 1:
             raise InputError(
                 f"buckets need a feature of one number a task; {self.feature.type!r} gives {matrix.shape[1]}"

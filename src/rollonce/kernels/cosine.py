@@ -10,7 +10,7 @@ import numpy as np
 from rollonce.component import register
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import BoolArray, Kernel, similarity
+from rollonce.kernels.base import BoolArray, Kernel, pairwise_similarity
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -25,8 +25,8 @@ class Cosine(Kernel):
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
         with np.errstate(divide="ignore"):
-            return np.log(np.maximum(similarity(self.feature, tasks, rows_KB, columns_KM), 0.0))
+            return np.log(np.maximum(pairwise_similarity(self.feature, tasks, rows_KB, columns_KM), 0.0))
 
-    def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+    def compute_covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         """(K, B, M) inner products, which may be negative."""
-        return similarity(self.feature, tasks, rows_KB, columns_KM)
+        return pairwise_similarity(self.feature, tasks, rows_KB, columns_KM)

@@ -12,7 +12,14 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, Kernel, look_up_pairs, shared_block, similarity
+from rollonce.kernels.base import (
+    FULL_MATRIX_UP_TO,
+    BoolArray,
+    Kernel,
+    look_up_pair_blocks,
+    pairwise_similarity,
+    shared_pair_table,
+)
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -45,25 +52,25 @@ class Exponential(Kernel):
         if self.metric == "cityblock":
             d = self._cityblock_distances(tasks, rows_KB, columns_KM)
         else:
-            d2 = similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
+            d2 = pairwise_similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
             d = np.sqrt(np.where(d2 < 1e-10, 0.0, d2))  # the root would blow up rounding between equal rows
         return d / -max(self.length_scale, 1e-100)
 
     def _cityblock_distances(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
-        matrix = self.feature.transform(tasks)
+        matrix = self.feature.transform_tasks(tasks)
         if not isinstance(matrix, np.ndarray):
             raise InputError(f"the cityblock metric needs a dense feature; {self.feature.type!r} is sparse")
         n = len(tasks)
         if n <= FULL_MATRIX_UP_TO and rows_KB.size * columns_KM.shape[1] > n**2 // 4:
-            cache, key = tasks.root._cache, ("table", self.feature.key, "cityblock")
+            cache, key = tasks.root._cache, ("table", self.feature.matrix_cache_key, "cityblock")
             if tasks.index_N is None:
                 if key not in cache:
                     cache[key] = _sum_of_differences(matrix, matrix)
-                return look_up_pairs(cache[key], rows_KB, columns_KM)
+                return look_up_pair_blocks(cache[key], rows_KB, columns_KM)
         if len(rows_KB) == 1:
             r, c = rows_KB[0], columns_KM[0]
-            name = (self.feature.key, "cityblock")
-            return shared_block(tasks, name, lambda: _sum_of_differences(matrix[r], matrix[c]))[None]
+            name = (self.feature.matrix_cache_key, "cityblock")
+            return shared_pair_table(tasks, name, lambda: _sum_of_differences(matrix[r], matrix[c]))[None]
         return np.stack([_sum_of_differences(matrix[r], matrix[c]) for r, c in zip(rows_KB, columns_KM, strict=True)])
 
 

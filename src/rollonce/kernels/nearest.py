@@ -11,7 +11,7 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import AllOrNothing, BoolArray, similarity
+from rollonce.kernels.base import AllOrNothing, BoolArray, pairwise_similarity
 from rollonce.rollouts import IntArray, Tasks
 
 
@@ -36,9 +36,13 @@ class Nearest(AllOrNothing):
         if self.k < 1:
             raise InputError(f"nearest k must be at least 1, not {self.k}")
 
-    def chosen(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> BoolArray:
+    def columns_that_count(
+        self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
+    ) -> BoolArray:
         """(K, B, M): whether the column is among the row's neighbours."""
-        d2 = np.where(visible_KBM, similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True), np.inf)
+        d2 = np.where(
+            visible_KBM, pairwise_similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True), np.inf
+        )
         k = min(self.k, d2.shape[-1])
         kth = np.partition(d2, k - 1, axis=-1)[..., k - 1 : k]
         with np.errstate(invalid="ignore"):

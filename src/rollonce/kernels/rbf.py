@@ -9,7 +9,7 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.length import LogLength
-from rollonce.kernels.base import BoolArray, Kernel, similarity
+from rollonce.kernels.base import BoolArray, Kernel, pairwise_similarity
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -29,5 +29,5 @@ class Rbf(Kernel):
             raise InputError(f"rbf length_scale must be above 0, not {self.length_scale}")
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        d2 = similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
+        d2 = pairwise_similarity(self.feature, tasks, rows_KB, columns_KM, squared_distance=True)
         return d2 / (-2 * max(self.length_scale, 1e-100) ** 2)  # the square of a smaller one would underflow

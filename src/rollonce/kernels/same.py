@@ -24,6 +24,6 @@ class Same(Kernel):
     feature: Feature = field(default_factory=CategoryColumn)
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        matrix = np.asarray(self.feature.transform(tasks))
+        matrix = np.asarray(self.feature.transform_tasks(tasks))
         equal = (matrix[rows_KB][:, :, None, :] == matrix[columns_KM][:, None, :, :]).all(axis=-1)
         return np.where(equal, 0.0, -np.inf)

@@ -12,7 +12,7 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.tfidf import Tfidf
-from rollonce.kernels.base import BoolArray, Kernel, similarity
+from rollonce.kernels.base import BoolArray, Kernel, pairwise_similarity
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
@@ -36,11 +36,11 @@ class Softmax(Kernel):
             raise InputError(f"softmax temperature must be above 0, not {self.temperature}")
 
     def log_weights(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray) -> FloatArray:
-        s = similarity(self.feature, tasks, rows_KB, columns_KM)
+        s = pairwise_similarity(self.feature, tasks, rows_KB, columns_KM)
         if self.temperature < 1e-6:  # differences of rounding size are ties, which share, rather than a winner
             s = np.round(s, 9)
         return s / max(self.temperature, 1e-100)  # smaller ones would overflow, and mean the same
 
-    def covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
+    def compute_covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         """``exp((cos - 1) / T)``: positive semi-definite, and 1 for a task with itself where rows have unit length."""
-        return np.exp((similarity(self.feature, tasks, rows_KB, columns_KM) - 1) / self.temperature)
+        return np.exp((pairwise_similarity(self.feature, tasks, rows_KB, columns_KM) - 1) / self.temperature)

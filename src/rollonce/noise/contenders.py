@@ -14,7 +14,7 @@ import torch
 from rollonce.baselines import Grpo, JamesStein, Opo, ReinforcePlusPlus, Rloo
 from rollonce.noise.gradients import Aggregation, ScoreGradients, score_gradients
 from rollonce.noise.streams import Contender, GradientSample
-from rollonce.policies.critic import TokenCritic, gae
+from rollonce.policies.critic import TokenCritic, generalised_advantages
 from rollonce.policies.samples import Samples
 from rollonce.rollouts import FloatArray, Rollouts
 
@@ -57,18 +57,18 @@ def default_contenders(rollouts: Rollouts, baselines: Sequence[Any], batch_size:
         out += [Contender(f"{b.label}, {shape}", b, group_size=sizes[-1]) for b in (Opo(), JamesStein())]
     if g >= 3:
         note = f"ceiling: the mean of the task's other {g - 1} rollouts stands for its true mean"
-        out.append(Contender(ORACLE, None, values_R=others_mean(rollouts), note=note))
+        out.append(Contender(ORACLE, None, values_R=mean_of_other_rollouts(rollouts), note=note))
     return out
 
 
-def others_mean(rollouts: Rollouts) -> FloatArray:
+def mean_of_other_rollouts(rollouts: Rollouts) -> FloatArray:
     """The mean reward of each rollout's task, without itself (R,)."""
     g = rollouts.group_sizes_N
     total_R = np.repeat(rollouts.means_N * g, g)
     return (total_R - rollouts.rewards_R) / (np.repeat(g, g) - 1)
 
 
-def token_critic(
+def token_critic_contender(
     policy: Any,
     samples: Samples,
     rollouts: Rollouts,
@@ -98,12 +98,14 @@ def token_critic(
     for judged, learned in ((0, 1), (1, 0)):
         halves = [np.sort(order_N[: len(order_N) // 2]), np.sort(order_N[len(order_N) // 2 :])]
         rows = [(h[:, None] * g + np.arange(g)).ravel() for h in halves]
-        critic = _trained_critic(policy, samples, rollouts.rewards_R, rows[learned], seed)
+        critic = _train_token_critic(policy, samples, rollouts.rewards_R, rows[learned], seed)
         for start in range(0, len(rows[judged]), 256):
             some = rows[judged][start : start + 256]
-            part = samples.take(some.tolist())
+            part = samples.take_rollouts(some.tolist())
             rewards_B = torch.from_numpy(rollouts.rewards_R[some]).float()
-            advantages_BT, _ = gae(rewards_B, critic.values(part).values_BT, part.response_mask_BT)
+            advantages_BT, _ = generalised_advantages(
+                rewards_B, critic.predict_token_values(part).values_BT, part.response_mask_BT
+            )
             for i, row in enumerate(some):
                 weights[row] = advantages_BT[i, : int(part.lengths_B[i])].double().numpy()
     gradients = score_gradients(
@@ -120,20 +122,29 @@ def token_critic(
     return Contender(TOKEN_CRITIC, None, gradients=gradient_sample(gradients), note=note)
 
 
-def _trained_critic(policy: Any, samples: Samples, rewards_R: FloatArray, rows: np.ndarray, seed: int) -> TokenCritic:
+def _train_token_critic(
+    policy: Any, samples: Samples, rewards_R: FloatArray, rows: np.ndarray, seed: int
+) -> TokenCritic:
     critic = TokenCritic(policy, seed=seed)
     rng = np.random.default_rng([seed, 62])
-    critic.start(float(rewards_R[rows].mean()))
+    critic.start_at_mean_reward(float(rewards_R[rows].mean()))
     for _ in range(_CRITIC_PASSES):
         order = rng.permutation(rows)
         for start in range(0, len(order), _CRITIC_BATCH):
             some = order[start : start + _CRITIC_BATCH]
-            part = samples.take(some.tolist())
-            old = critic.values(part)
+            part = samples.take_rollouts(some.tolist())
+            old = critic.predict_token_values(part)
             rewards_B = torch.from_numpy(rewards_R[some]).float()
-            _, targets_BT = gae(rewards_B, old.values_BT, part.response_mask_BT)
-            critic.learn(part, old, targets_BT)
+            _, targets_BT = generalised_advantages(rewards_B, old.values_BT, part.response_mask_BT)
+            critic.learn_from_targets(part, old, targets_BT)
     return critic
 
 
-__all__ = ["ORACLE", "TOKEN_CRITIC", "default_contenders", "gradient_sample", "others_mean", "token_critic"]
+__all__ = [
+    "ORACLE",
+    "TOKEN_CRITIC",
+    "default_contenders",
+    "gradient_sample",
+    "mean_of_other_rollouts",
+    "token_critic_contender",
+]

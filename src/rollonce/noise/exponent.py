@@ -46,7 +46,7 @@ class SurprisalExponent(NamedTuple):
     n_rollouts: int
 
 
-def fit_exponent(
+def fit_surprisal_exponent(
     squared_norms_R: FloatArray,
     surprisals_R: FloatArray,
     rewards_R: FloatArray,
@@ -76,7 +76,7 @@ def fit_exponent(
         )
     x, y = np.log(surprisals_R[used]), np.log(squared_norms_R[used])
     good, task = rewards_R[used] > rewards_R[used].mean(), task_R[used]
-    slope, gap, power = _fit_exponent(x, y, good)
+    slope, gap, power = _fit_slope_and_gaps(x, y, good)
     rest = y - y.mean() - slope * (x - x.mean())
     rng = np.random.default_rng([seed, 51])
     tasks = np.unique(task)
@@ -84,8 +84,8 @@ def fit_exponent(
     draws = []
     for _ in range(_RESAMPLES):
         at = np.concatenate([rows_of[t] for t in rng.choice(tasks, len(tasks))])
-        draws.append(_fit_exponent(x[at], y[at], good[at]))
-    low, high = _percentiles(np.array(draws))
+        draws.append(_fit_slope_and_gaps(x[at], y[at], good[at]))
+    low, high = _interval_percentiles(np.array(draws))
     return SurprisalExponent(
         metric=metric,
         exponent=Estimate(slope, float(low[0]), float(high[0])),
@@ -98,7 +98,7 @@ def fit_exponent(
     )
 
 
-def _percentiles(draws: FloatArray) -> FloatArray:
+def _interval_percentiles(draws: FloatArray) -> FloatArray:
     """The ends of 95% intervals (2, columns); NaN for a column that no draw has."""
     known = np.isfinite(draws).any(axis=0)
     out = np.full((2, draws.shape[1]), np.nan)
@@ -106,7 +106,7 @@ def _percentiles(draws: FloatArray) -> FloatArray:
     return out
 
 
-def _fit_exponent(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float, float]:
+def _fit_slope_and_gaps(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple[float, float, float]:
     centred = x - x.mean()
     slope = float(centred @ (y - y.mean()) / max(float(centred @ centred), 1e-300))
     rest = y - slope * x
@@ -128,4 +128,4 @@ def adam_squared_norms(coordinates_RD: np.ndarray, n_parameters: int) -> FloatAr
     return (squares_RD / scale_D**2).sum(axis=1) * (n_parameters / coordinates_RD.shape[1])
 
 
-__all__ = ["SurprisalExponent", "adam_squared_norms", "fit_exponent"]
+__all__ = ["SurprisalExponent", "adam_squared_norms", "fit_surprisal_exponent"]

@@ -195,7 +195,7 @@ def score_gradients(
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
         tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
-    gram_RR = _gram_matrix(sketches_RD)
+    gram_RR = _compute_gram_matrix(sketches_RD)
     own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
     error = (
         float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2)))
@@ -210,7 +210,7 @@ def score_gradients(
         n_parameters=n_parameters,
         buckets=sketch.buckets,
         sketch_error=error,
-        on_policy=_sampled_by_policy(log_ratio_RT),
+        on_policy=_compare_sampler_to_trainer(log_ratio_RT),
         weights=weights,
         coordinates_RD=coordinates_RD,
         surprisals_R=surprisals_R,
@@ -233,8 +233,8 @@ def _gradient_of_each(
     """(position, gradient by tensor, log ratio of its tokens, surprisal) of every rollout."""
     mean_length = samples.n_tokens / len(samples)
     for i in range(len(samples)):
-        one = samples.take([i])
-        log_probs_BT = policy.evaluate(one).log_probs_BT
+        one = samples.take_rollouts([i])
+        log_probs_BT = policy.evaluate_rollouts(one).log_probs_BT
         log_ratio_BT = log_probs_BT - one.log_probs_BT.to(log_probs_BT)
         scale = 1 / (mean_length if aggregation == "token" else one.n_tokens)
         ratio_BT = torch.exp(log_ratio_BT)
@@ -249,7 +249,7 @@ def _gradient_of_each(
         )
 
 
-def _gram_matrix(rows_RD: Tensor, step: int = 2048) -> FloatArray:
+def _compute_gram_matrix(rows_RD: Tensor, step: int = 2048) -> FloatArray:
     """Inner products, float32 within a stretch of ``step`` numbers and float64 across."""
     out = torch.zeros((len(rows_RD), len(rows_RD)), dtype=torch.float64)
     for start in range(0, rows_RD.shape[1], step):
@@ -258,7 +258,7 @@ def _gram_matrix(rows_RD: Tensor, step: int = 2048) -> FloatArray:
     return out.numpy()
 
 
-def _sampled_by_policy(log_ratio_RT: FloatArray) -> OnPolicy:
+def _compare_sampler_to_trainer(log_ratio_RT: FloatArray) -> OnPolicy:
     known_RT = np.isfinite(log_ratio_RT)
     tokens = np.abs(log_ratio_RT[known_RT])
     rollout_R = np.where(known_RT, log_ratio_RT, 0.0).sum(axis=1)

@@ -34,16 +34,16 @@ from rollonce.baselines import (
     LinearSmoother,
     NoBaseline,
     SelfTuning,
-    family_mean,
+    family_mean_baseline,
     published_tfidf,
 )
 from rollonce.baselines.catalogue import norm_weighted_baselines
 from rollonce.errors import InputError
 from rollonce.kernels import Buckets
-from rollonce.noise.moments import between_within, group_row, task_moments
+from rollonce.noise.moments import estimate_task_moments, measure_group_noise, split_between_within
 from rollonce.noise.report import Approximations, NoiseReport, NoiseRow
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring import CrossFitted, Estimate, Scorer, cross_fit
+from rollonce.scoring import CrossFitted, Estimate, Scorer, cross_fit_baseline
 from rollonce.scoring.quantities import Design, Quantity
 from rollonce.scoring.recipe import drawn_baselines
 
@@ -55,26 +55,26 @@ def noise_baselines(
     of use.
 
     The self-tuning and the norm-weighted ones are cross-fitted: what serves a task learned from other tasks' rewards.
-    Without ``norm_exponent``, the exponent of the surprisal between rewards, there are no norm-weighted ones.
+    Without ``norm_weighted_exponent``, the exponent of the surprisal between rewards, there are no norm-weighted ones.
     """
     tasks = rollouts.tasks
     out: list[Baseline] = [NoBaseline(), Constant(), FlashReinforce(), LeaveOneOut(), published_tfidf(), Kriging()]
     names = tasks.column_names
-    out += [family_mean(c) for c in names]
+    out += [family_mean_baseline(c) for c in names]
     windowed: list[Baseline] = [
         LeaveOneOut(window=window),
         KernelBaseline(Buckets(), window=window),
         published_tfidf(window),
     ]
-    windowed += [*(family_mean(c, window=window) for c in names), Kriging(window=window)]
+    windowed += [*(family_mean_baseline(c, window=window) for c in names), Kriging(window=window)]
     if window:
         out += windowed
     fitted: list[Baseline | CrossFitted] = [b.fit(tasks) for b in out]
     if rollouts.n_tasks >= 64 and np.ptp(rollouts.rewards_R) > 0:
         for w in dict.fromkeys((0, window)):
-            fitted.append(cross_fit(SelfTuning(window=w), rollouts))
+            fitted.append(cross_fit_baseline(SelfTuning(window=w), rollouts))
         if norm_exponent is not None:
-            fitted += [cross_fit(b, rollouts) for b in norm_weighted_baselines(window, norm_exponent)]
+            fitted += [cross_fit_baseline(b, rollouts) for b in norm_weighted_baselines(window, norm_exponent)]
     return fitted
 
 
@@ -86,7 +86,7 @@ def with_joint_column(columns: dict[str, Sequence[object]]) -> dict[str, Sequenc
     return {**columns, "+".join(columns): joint}
 
 
-def measure_noise(
+def measure_gradient_noise(
     rollouts: Rollouts,
     gram_RR: FloatArray,
     baselines: Sequence[Baseline | CrossFitted],
@@ -114,10 +114,10 @@ def measure_noise(
         InputError: groups of different sizes or of one, fewer than 2 B tasks, rewards all equal, or a baseline that
             needs groups or repeats.
     """
-    g = _checked_sample(rollouts, gram_RR, n_batches)
+    g = _check_noise_sample(rollouts, gram_RR, n_batches)
     n = rollouts.n_tasks
     scorer = Scorer(rollouts, batch_size, n_batches, resamples=0, seed=seed)
-    heads_KB = scorer.columns(0)
+    heads_KB = scorer.draw_common_batches(0)
     design = Design(heads_KB, n)
     draws_KB = heads_KB * g + np.random.default_rng([seed, 21]).integers(g, size=heads_KB.shape)
     drawn = _Drawn(
@@ -127,9 +127,9 @@ def measure_noise(
         gram_RR[draws_KB[:, :, None], draws_KB[:, None, :]],
         np.diag(gram_RR)[draws_KB],
     )
-    tasks = task_moments(rollouts, gram_RR, g)
-    mu2 = design.of_pairs(tasks.products_NN)
-    norm2 = design.of_batches(drawn.norms_KB.mean(axis=1))
+    tasks = estimate_task_moments(rollouts, gram_RR, g)
+    mu2 = design.mean_over_pairs(tasks.products_NN)
+    norm2 = design.mean_over_batches(drawn.norms_KB.mean(axis=1))
     todo = list(baselines)
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in todo):
         todo.insert(0, LeaveOneOut())
@@ -139,20 +139,20 @@ def measure_noise(
             f"the noise of the LOO mean comes out at {loo.noise.value:.2g}, not above zero: sample more tasks, or "
             "check the gradients"
         )
-    oracle = (design.of_tasks(tasks.perfect_N) - mu2) / batch_size if g >= 3 else None
+    oracle = (design.mean_over_tasks(tasks.perfect_N) - mu2) / batch_size if g >= 3 else None
     rows = []
     for i, baseline in enumerate(todo):
         if progress:
             progress(baseline.label, i, len(todo))
         rows.append(_row_of_contender(baseline, drawn, design, loo, oracle, mu2, norm2, seed))
     if oracle is not None:
-        rows.append(_oracle_row(oracle, loo, mu2, norm2, design.of_tasks(rollouts.variances_N), batch_size))
+        rows.append(_row_of_oracle(oracle, loo, mu2, norm2, design.mean_over_tasks(rollouts.variances_N), batch_size))
     rows.sort(key=lambda r: r.ratio.value if np.isfinite(r.ratio.value) else np.inf)
     if progress:
         progress("", len(todo), len(todo))
-    between, within = between_within(design, tasks, mu2, g)
+    between, within = split_between_within(design, tasks, mu2, g)
     groups = [
-        group_row(rollouts, gram_RR, design, size, batch_size, mu2, loo.noise, between, within, seed)
+        measure_group_noise(rollouts, gram_RR, design, size, batch_size, mu2, loo.noise, between, within, seed)
         for size in (2, 4, 8, 16)
         if size <= g and batch_size % size == 0 and size < batch_size
     ]
@@ -162,16 +162,16 @@ def measure_noise(
     norms_R = np.diag(gram_RR)
     denominators = None if lengths_R is None else lengths_R[draws_KB].sum(axis=1)
     approximations = Approximations(
-        loo.cross.estimate(log=False),
-        loo.norm.estimate(),
+        loo.cross.estimate_with_interval(log=False),
+        loo.norm.estimate_with_interval(),
         float(norms_R[good_R].mean() / norms_R[~good_R].mean()),
         float(np.corrcoef(norms_R, rollouts.rewards_R)[0, 1]) if np.ptp(norms_R) > 0 else 0.0,
         float(np.sort(norms_R)[-max(1, round(0.01 * len(norms_R))) :].sum() / norms_R.sum()),
-        (mu2 / loo.noise).estimate(log=False),
-        (mu2 / unit).estimate(log=False),
-        (between / unit).estimate(log=False) if between is not None else nothing,
-        (within / unit).estimate(log=False) if within is not None else nothing,
-        (between / within).estimate(log=False) if between is not None and within is not None else nothing,
+        (mu2 / loo.noise).estimate_with_interval(log=False),
+        (mu2 / unit).estimate_with_interval(log=False),
+        (between / unit).estimate_with_interval(log=False) if between is not None else nothing,
+        (within / unit).estimate_with_interval(log=False) if within is not None else nothing,
+        (between / within).estimate_with_interval(log=False) if between is not None and within is not None else nothing,
         float(denominators.std() / denominators.mean()) if denominators is not None else np.nan,
     )
     return NoiseReport(
@@ -184,7 +184,7 @@ def measure_noise(
         n_batches,
         float(rollouts.rewards_R.mean()),
         scorer.s2,
-        loo.noise.estimate(),
+        loo.noise.estimate_with_interval(),
         _notes_on_noise(rows, n, batch_size, g),
     )
 
@@ -206,7 +206,7 @@ class _Parts(NamedTuple):
     cross: Quantity
 
 
-def _checked_sample(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> int:
+def _check_noise_sample(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> int:
     sizes = np.unique(rollouts.group_sizes_N)
     if len(sizes) != 1 or sizes[0] < 2:
         raise InputError(
@@ -228,16 +228,16 @@ def _checked_sample(rollouts: Rollouts, gram_RR: FloatArray, n_batches: int) -> 
     return int(sizes[0])
 
 
-def _advantages(drawn: _Drawn, baseline: Baseline | CrossFitted, window: int, seed: int) -> FloatArray:
+def _advantages_on_batches(drawn: _Drawn, baseline: Baseline | CrossFitted, window: int, seed: int) -> FloatArray:
     scorer, b = drawn.scorer, drawn.scorer.batch_size
-    columns = scorer.columns(window)
+    columns = scorer.draw_common_batches(window)
     rewards = drawn.rewards_KB
     if window:
         g = int(scorer.rollouts.group_sizes_N[0])
         past = columns[:, b:]
         at = past * g + np.random.default_rng([seed, 22]).integers(g, size=past.shape)
         rewards = np.concatenate([rewards, scorer.rollouts.rewards_R[at]], axis=1)
-    b_KB = drawn_baselines(baseline, scorer.rollouts, columns, rewards, b, scorer.ages(window))
+    b_KB = drawn_baselines(baseline, scorer.rollouts, columns, rewards, b, scorer.ages_with_window(window))
     return drawn.rewards_KB - b_KB
 
 
@@ -252,12 +252,12 @@ def _parts_of_noise(
 ) -> _Parts:
     """Noise, E[A^2], norm factor and cross share of one baseline."""
     b = drawn.scorer.batch_size
-    a_KB = _advantages(drawn, baseline, window, seed)
+    a_KB = _advantages_on_batches(drawn, baseline, window, seed)
     total_K = np.einsum("kb,kbc,kc->k", a_KB, drawn.gram_KBB, a_KB, optimize=True) / b**2
     own_K = (a_KB**2 * drawn.norms_KB).sum(axis=1) / b**2
-    own, squared = design.of_batches(own_K), design.of_batches((a_KB**2).mean(axis=1))
-    noise = design.of_batches(total_K) - mu2
-    cross = design.of_batches(total_K - own_K) - mu2 * ((b - 1) / b)
+    own, squared = design.mean_over_batches(own_K), design.mean_over_batches((a_KB**2).mean(axis=1))
+    noise = design.mean_over_batches(total_K) - mu2
+    cross = design.mean_over_batches(total_K - own_K) - mu2 * ((b - 1) / b)
     return _Parts(noise, squared, own * b / (squared * norm2), cross / noise)
 
 
@@ -280,28 +280,30 @@ def _row_of_contender(
         )
     twin = baseline.twin()
     asked = int(getattr(twin, "window", 0))
-    window = scorer.usable_window(asked)
+    window = scorer.usable_window_rows(asked)
     parts = _parts_of_noise(drawn, design, twin, mu2, norm2, seed, window)
     ratio, predicted = parts.noise / loo.noise, parts.squared / loo.squared
     closed = np.nan
-    if isinstance(twin, LinearSmoother | NoBaseline | Constant) or (isinstance(twin, CrossFitted) and twin.smooths):
-        errors = scorer.errors(twin, scorer.columns(window), window)
-        errors_loo = scorer.errors(LeaveOneOut(), scorer.columns(0), 0)
+    if isinstance(twin, LinearSmoother | NoBaseline | Constant) or (
+        isinstance(twin, CrossFitted) and twin.is_linear_smoother
+    ):
+        errors = scorer.unbiased_squared_errors(twin, scorer.draw_common_batches(window), window)
+        errors_loo = scorer.unbiased_squared_errors(LeaveOneOut(), scorer.draw_common_batches(0), 0)
         closed = float((scorer.s2 + np.nanmean(errors)) / (scorer.s2 + np.nanmean(errors_loo)))
     is_loo = isinstance(twin, LeaveOneOut) and not window
     one = Estimate(1.0, 1.0, 1.0)
     return NoiseRow(
         baseline.label,
-        one if is_loo else ratio.estimate(),
-        one if is_loo else predicted.estimate(),
+        one if is_loo else ratio.estimate_with_interval(),
+        one if is_loo else predicted.estimate_with_interval(),
         1.0 if is_loo else closed,
-        one if is_loo else (ratio / predicted).estimate(),
-        parts.norm.estimate(),
-        one if is_loo else (parts.norm / loo.norm).estimate(),
-        parts.cross.estimate(log=False),
+        one if is_loo else (ratio / predicted).estimate_with_interval(),
+        parts.norm.estimate_with_interval(),
+        one if is_loo else (parts.norm / loo.norm).estimate_with_interval(),
+        parts.cross.estimate_with_interval(log=False),
         parts.noise.value,
         scorer.batch_size * scorer.s2 / parts.squared.value,
-        (oracle / parts.noise * scorer.batch_size).estimate()
+        (oracle / parts.noise * scorer.batch_size).estimate_with_interval()
         if oracle is not None
         else Estimate(np.nan, np.nan, np.nan),
         window,
@@ -310,17 +312,17 @@ def _row_of_contender(
     )
 
 
-def _oracle_row(oracle: Quantity, loo: _Parts, mu2: Quantity, norm2: Quantity, s2: Quantity, b: int) -> NoiseRow:
+def _row_of_oracle(oracle: Quantity, loo: _Parts, mu2: Quantity, norm2: Quantity, s2: Quantity, b: int) -> NoiseRow:
     ratio, predicted = oracle / loo.noise, s2 / loo.squared
     norm = (oracle * b + mu2) / (s2 * norm2)
     return NoiseRow(
         "oracle (true mean)",
-        ratio.estimate(),
-        predicted.estimate(),
+        ratio.estimate_with_interval(),
+        predicted.estimate_with_interval(),
         predicted.value,
-        (ratio / predicted).estimate(),
-        norm.estimate(),
-        (norm / loo.norm).estimate(),
+        (ratio / predicted).estimate_with_interval(),
+        norm.estimate_with_interval(),
+        (norm / loo.norm).estimate_with_interval(),
         Estimate(0.0, 0.0, 0.0),
         oracle.value,
         float(b),
@@ -346,4 +348,4 @@ def _notes_on_noise(rows: Sequence[NoiseRow], n: int, b: int, g: int) -> list[st
     return notes
 
 
-__all__ = ["measure_noise", "noise_baselines", "with_joint_column"]
+__all__ = ["measure_gradient_noise", "noise_baselines", "with_joint_column"]

@@ -30,7 +30,7 @@ class TaskMoments(NamedTuple):
     own_N: FloatArray
 
 
-def task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments:
+def estimate_task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments:
     """Unbiased moments of each task under the perfect baseline, from held-out means: no rollout meets its own reward in
     its baseline."""
     n = rollouts.n_tasks
@@ -56,17 +56,17 @@ def task_moments(rollouts: Rollouts, gram_RR: FloatArray, g: int) -> TaskMoments
     return TaskMoments(products, perfect, own)
 
 
-def between_within(
+def split_between_within(
     design: Design, tasks: TaskMoments, mu2: Quantity, g: int
 ) -> tuple[Quantity | None, Quantity | None]:
     """g2_between and g2_within (docs/mathematics.md, "Effective batch size"); None for groups below 3."""
     if g < 3:
         return None, None
-    own = design.of_tasks(tasks.own_N)
-    return own - mu2, design.of_tasks(tasks.perfect_N) - own
+    own = design.mean_over_tasks(tasks.own_N)
+    return own - mu2, design.mean_over_tasks(tasks.perfect_N) - own
 
 
-def group_row(
+def measure_group_noise(
     rollouts: Rollouts,
     gram_RR: FloatArray,
     design: Design,
@@ -92,17 +92,17 @@ def group_row(
         a = r - (r.sum(axis=1, keepdims=True) - r) / (size - 1)
         square_rloo += np.einsum("nk,nkl,nl->n", a, block, a) / size**2
         square_none += np.einsum("nk,nkl,nl->n", r, block, r) / size**2
-    measured = (design.of_tasks(square_rloo / len(subsets)) - mu2) / k
-    none = (design.of_tasks(square_none / len(subsets)) - mu2) / k
+    measured = (design.mean_over_tasks(square_rloo / len(subsets)) - mu2) / k
+    none = (design.mean_over_tasks(square_none / len(subsets)) - mu2) / k
     predicted = Estimate(np.nan, np.nan, np.nan)
     if between is not None and within is not None:
-        predicted = ((between / k + within * (1 + 1 / (size - 1)) / b) / loo_noise).estimate()
+        predicted = ((between / k + within * (1 + 1 / (size - 1)) / b) / loo_noise).estimate_with_interval()
     return NoiseGroup(
         size,
         k,
-        (measured / loo_noise).estimate(),
+        (measured / loo_noise).estimate_with_interval(),
         predicted,
-        (none / loo_noise).estimate(),
+        (none / loo_noise).estimate_with_interval(),
         dead_group_fraction(rollouts, size),
     )
 
@@ -121,14 +121,16 @@ def _subsets_of_group(g: int, size: int, seed: int) -> list[list[int]]:
     return out
 
 
-def lag_effect(on: tuple[Rollouts, FloatArray, NoiseReport], lagged: tuple[Rollouts, FloatArray, NoiseReport]) -> Lag:
+def measure_lag_effect(
+    on: tuple[Rollouts, FloatArray, NoiseReport], lagged: tuple[Rollouts, FloatArray, NoiseReport]
+) -> Lag:
     """Compare two samplers of the same tasks.
 
     Args:
         on: On-policy rollouts, sketches of their gradients (R, D), and what was measured.
         lagged: The same of the lagged sampler, sketched with the same seed.
     """
-    tables = [_task_gradients(rollouts, sketches) for rollouts, sketches, _ in (on, lagged)]
+    tables = [_mean_task_gradients(rollouts, sketches) for rollouts, sketches, _ in (on, lagged)]
     n = len(tables[0])
     # Pairs of different tasks only, also across samplers: within a task the products would hold the spread between
     # tasks.
@@ -144,7 +146,7 @@ def lag_effect(on: tuple[Rollouts, FloatArray, NoiseReport], lagged: tuple[Rollo
     return Lag(lagged[2].loo_noise.value / on[2].loo_noise.value, Estimate(value, value - half, value + half))
 
 
-def _task_gradients(rollouts: Rollouts, sketches_RD: FloatArray) -> FloatArray:
+def _mean_task_gradients(rollouts: Rollouts, sketches_RD: FloatArray) -> FloatArray:
     """Each task's mean gradient (N, D), baselines from the task's other rollouts."""
     n, g = rollouts.n_tasks, int(rollouts.group_sizes_N[0])
     r_NG = rollouts.rewards_R.reshape(n, g)
@@ -152,4 +154,4 @@ def _task_gradients(rollouts: Rollouts, sketches_RD: FloatArray) -> FloatArray:
     return np.einsum("ng,ngd->nd", a_NG, sketches_RD.reshape(n, g, -1), optimize=True).astype(np.float64) / g
 
 
-__all__ = ["TaskMoments", "between_within", "group_row", "lag_effect", "task_moments"]
+__all__ = ["TaskMoments", "estimate_task_moments", "measure_group_noise", "measure_lag_effect", "split_between_within"]

@@ -36,7 +36,7 @@ class OptimizerSettings(NamedTuple):
     epsilon: float = 1e-8
     max_grad_norm: float | None = 1.0
 
-    def checked(self) -> OptimizerSettings:
+    def checked_settings(self) -> OptimizerSettings:
         """Itself.
 
         Raises:
@@ -53,11 +53,11 @@ class OptimizerSettings(NamedTuple):
         return self
 
     @property
-    def burn_in(self) -> int:
+    def burn_in_steps(self) -> int:
         """Steps until what Adam remembers of the start has faded to a third."""
         return int(np.ceil(1.1 / (1 - max(self.beta1, self.beta2)))) if self.kind == "adam" else 0
 
-    def describe(self) -> str:
+    def describe_in_words(self) -> str:
         """In words: ``Adam(0.9, 0.95), gradient norm clipped at 1``."""
         name = {"adam": f"Adam({self.beta1:g}, {self.beta2:g})", "sgd": "SGD", "normalised-sgd": "normalised SGD"}
         clip = (
@@ -83,7 +83,7 @@ class StepDirections:
         self._first_AD, self._second_AD = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self._steps = 0
 
-    def step(self, gradients_AD: np.ndarray, norms_A: FloatArray) -> FloatArray:
+    def step_along_direction(self, gradients_AD: np.ndarray, norms_A: FloatArray) -> FloatArray:
         """``<direction, step>`` of each contender (A, S), by stretches of the parameters.
 
         Args:
@@ -100,7 +100,7 @@ class StepDirections:
             return np.add.reduceat(products_AD, self.edges_S[:-1], axis=1)
         self._steps += 1
         out_AS = np.empty((len(gradients_AD), STRETCHES))
-        _adam_step(
+        _adam_step_products(
             gradients_AD,
             self._first_AD,
             self._second_AD,
@@ -117,7 +117,7 @@ class StepDirections:
 
 
 @njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
-def _adam_step(
+def _adam_step_products(
     gradients_AD: np.ndarray,
     first_AD: np.ndarray,
     second_AD: np.ndarray,

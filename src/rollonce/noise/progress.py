@@ -28,8 +28,8 @@ from rollonce.baselines import LeaveOneOut
 from rollonce.errors import InputError
 from rollonce.noise.optimizers import STRETCHES, OptimizerSettings
 from rollonce.noise.resampling import half_sample_weights
-from rollonce.noise.spread import Spread, contrast
-from rollonce.noise.streams import Contender, GradientSample, Streams, random_halves
+from rollonce.noise.spread import Spread, contrast_weights
+from rollonce.noise.streams import Contender, GradientSample, Streams, draw_random_halves
 from rollonce.rollouts import FloatArray, Rollouts
 from rollonce.scoring import Estimate
 from rollonce.scoring.batch_curve import SIZES, BatchCurve
@@ -122,7 +122,7 @@ def measure_progress(
         InputError: groups of different sizes, fewer than 3 B tasks, or fewer rollouts than a contender's group.
         NoDirectionError: LOO's step does not point along the true gradient: more tasks or rollouts are needed.
     """
-    optimizer = (optimizer or OptimizerSettings()).checked()
+    optimizer = (optimizer or OptimizerSettings()).checked_settings()
     n, b = rollouts.n_tasks, batch_size
     group_sizes = np.unique(rollouts.group_sizes_N)
     if len(group_sizes) != 1:
@@ -148,8 +148,8 @@ def measure_progress(
         weights_N = half_sample_weights(n, r, [seed, 41])
         for h in range(halves):
             rng = np.random.default_rng([seed, 42, r, h])
-            parts = random_halves(weights_N, rng)
-            both = [stream.run(parts[i], parts[1 - i], weights_N, steps, rng) for i in range(2)]
+            parts = draw_random_halves(weights_N, rng)
+            both = [stream.measure_step_products(parts[i], parts[1 - i], weights_N, steps, rng) for i in range(2)]
             totals[r, h] = (both[0][0] + both[1][0]) / 2
             clipped += [both[0][1], both[1][1]]
             if progress:
@@ -171,7 +171,7 @@ def _report_on_streams(
     n_contenders = len(contenders)
     kept = stream.gradients.coordinates_RD.shape[1] / stream.gradients.n_parameters
     spread = Spread(totals, mean_A, left_out=1 - kept)
-    doubt = spread.over_tasks(np.eye(len(mean_A))[0])
+    doubt = spread.error_over_tasks(np.eye(len(mean_A))[0])
     if not (mean_A[0] > 0 and doubt < 1):
         raise NoDirectionError(
             f"the steps of the {LOO} point along the true gradient no more than by chance, so nothing can be compared "
@@ -184,14 +184,14 @@ def _report_on_streams(
     for i, c in enumerate(contenders):
         ratio, equivalent, beyond = Estimate(1.0, 1.0, 1.0), Estimate(float(b), float(b), float(b)), False
         if i:
-            ratio = spread.ratio(mean_A[i] / mean_A[0], contrast(len(mean_A), i, 0))
+            ratio = spread.ratio_with_interval(mean_A[i] / mean_A[0], contrast_weights(len(mean_A), i, 0))
             equivalent, beyond = _equivalent_batch(mean_A, logs_A, i, n_contenders, curve, spread, b)
         window = stream.windows[i]
         rows.append(ProgressRow(c.label, ratio, equivalent, beyond, window, c.window_asked, c.group_size, c.note))
     rows.sort(key=lambda row: -row.progress.value if np.isfinite(row.progress.value) else np.inf)
     measured = [(b, Estimate(1.0, 1.0, 1.0))]
     for j, size in enumerate(sizes, n_contenders):
-        measured.append((size, spread.ratio(mean_A[j] / mean_A[0], contrast(len(mean_A), j, 0))))
+        measured.append((size, spread.ratio_with_interval(mean_A[j] / mean_A[0], contrast_weights(len(mean_A), j, 0))))
     return ProgressReport(
         rows=rows,
         curve=sorted(measured),
@@ -209,16 +209,16 @@ def _report_on_streams(
 def _equivalent_batch(
     mean_A: FloatArray, logs_A: FloatArray, i: int, n_contenders: int, curve: BatchCurve, spread: Spread, b: int
 ) -> tuple[Estimate, bool]:
-    x = curve.solve(float(logs_A[i])) if mean_A[i] > 0 else np.nan
+    x = curve.log_size_for_progress(float(logs_A[i])) if mean_A[i] > 0 else np.nan
     if not np.isfinite(x):
         return Estimate(np.nan, np.nan, np.nan), False
-    weights_A = contrast(len(mean_A), i, 0)
-    at_curve_C = curve.weights_at(x)
+    weights_A = contrast_weights(len(mean_A), i, 0)
+    at_curve_C = curve.measurement_weights_at(x)
     weights_A[n_contenders:] -= at_curve_C
     weights_A[0] += at_curve_C.sum()
-    estimate = spread.ratio(1.0, weights_A / curve.slope(x))
+    estimate = spread.ratio_with_interval(1.0, weights_A / curve.slope_at_log_size(x))
     value = b * float(np.exp(x))
-    return Estimate(value, value * estimate.low, value * estimate.high), not curve.measured(x)
+    return Estimate(value, value * estimate.low, value * estimate.high), not curve.is_measured_size(x)
 
 
 def _notes_on_progress(stream: Streams, curve: BatchCurve, rows: Sequence[ProgressRow], doubt: float) -> list[str]:
@@ -235,7 +235,7 @@ def _notes_on_progress(stream: Streams, curve: BatchCurve, rows: Sequence[Progre
             "leaves "
             f"{cut[0].window} other tasks beside a batch."
         )
-    if not np.isfinite(curve.solve(0.0)):
+    if not np.isfinite(curve.log_size_for_progress(0.0)):
         notes.append(
             "LOO's progress hardly rises with the batch here, so that no equivalent batch can be read off its curve."
         )

@@ -27,7 +27,7 @@ def half_sample_weights(n_tasks: int, replication: int, rng_seed: list[int]) -> 
     return 2 - weights_N if replication % 2 else weights_N
 
 
-def weighted_orders(weights_N: FloatArray, n_batches: int, rng: np.random.Generator) -> IntArray:
+def draw_weighted_orders(weights_N: FloatArray, n_batches: int, rng: np.random.Generator) -> IntArray:
     """Random orders of all tasks (K, N); the first B of one are a batch, each task in it in proportion to its weight.
 
     Systematic sampling with a random start over two shuffled groups: exact as long as the heavier group lasts, which
@@ -54,4 +54,4 @@ def weighted_orders(weights_N: FloatArray, n_batches: int, rng: np.random.Genera
     return np.where(is_heavy, shuffled_heavy[rows, heavy_at], shuffled_light[rows, light_at])
 
 
-__all__ = ["SHIFT", "half_sample_weights", "weighted_orders"]
+__all__ = ["SHIFT", "draw_weighted_orders", "half_sample_weights"]

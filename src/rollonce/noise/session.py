@@ -11,10 +11,10 @@ import numpy as np
 from rollonce.baselines import Baseline
 from rollonce.baselines.catalogue import named_baseline
 from rollonce.errors import InputError
-from rollonce.noise.contenders import default_contenders, gradient_sample, token_critic
-from rollonce.noise.exponent import SurprisalExponent, adam_squared_norms, fit_exponent
+from rollonce.noise.contenders import default_contenders, gradient_sample, token_critic_contender
+from rollonce.noise.exponent import SurprisalExponent, adam_squared_norms, fit_surprisal_exponent
 from rollonce.noise.gradients import Aggregation, Metric, ScoreGradients, score_gradients
-from rollonce.noise.measure import measure_noise, noise_baselines, with_joint_column
+from rollonce.noise.measure import measure_gradient_noise, noise_baselines, with_joint_column
 from rollonce.noise.optimizers import OptimizerSettings
 from rollonce.noise.progress import NoDirectionError, ProgressReport, measure_progress
 from rollonce.noise.report import NoiseReport
@@ -134,9 +134,9 @@ def measure_policy(
         progress=lambda done, total: tell("gradients", "", done, total),
     )
     exponents = fitted_exponents(table, gradients, s.seed) if sampler is None else []
-    usual = [*noise_baselines(table, s.window, between_rewards(exponents)), *baselines]
+    usual = [*noise_baselines(table, s.window, exponent_between_rewards(exponents)), *baselines]
     usual += [b.fit(table.tasks) for _, b in extra if not (b.tags.needs_groups or b.tags.needs_repeats)]
-    noise = measure_noise(
+    noise = measure_gradient_noise(
         table,
         gradients.gram_RR,
         usual,
@@ -158,7 +158,7 @@ def measure_policy(
     if TOKEN_CRITIC_ARM in s.arms:
         options = {"aggregation": s.aggregation, "buckets": s.sketch, "coordinates": s.coordinates, "seed": s.seed}
         count = lambda done, total: tell("gradients of the critic's tokens", "", done, total)  # noqa: E731
-        contenders.append(token_critic(policy, samples, table, progress=count, **options))
+        contenders.append(token_critic_contender(policy, samples, table, progress=count, **options))
     try:
         progress = measure_progress(
             table,
@@ -177,7 +177,7 @@ def measure_policy(
     return Measurement(table, gradients, noise, progress, exponents, failures)
 
 
-def between_rewards(exponents: Sequence[SurprisalExponent]) -> float | None:
+def exponent_between_rewards(exponents: Sequence[SurprisalExponent]) -> float | None:
     """The power between rewards in Adam's metric, to one digit and at most 4, for norm-weighted baselines; None where
     it was not measured."""
     value = next((e.between_rewards.value for e in exponents if e.metric == "adam"), float("nan"))
@@ -192,7 +192,7 @@ def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> l
     plain_R = np.diag(gradients.gram_RR) if gradients.weights is None else squares_RD.sum(axis=1)
     norms = {"plain": plain_R, "adam": adam_squared_norms(gradients.coordinates_RD, max(gradients.n_parameters, d))}
     return [
-        fit_exponent(norms_R, gradients.surprisals_R, table.rewards_R, task_R, metric=metric, seed=seed)
+        fit_surprisal_exponent(norms_R, gradients.surprisals_R, table.rewards_R, task_R, metric=metric, seed=seed)
         for metric, norms_R in norms.items()
     ]
 
@@ -200,7 +200,7 @@ def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> l
 def _table_of_rollouts(
     tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, lengths_R: np.ndarray, g: int
 ) -> Rollouts:
-    known = tasks.as_tasks()
+    known = tasks.as_feature_tasks()
     columns = with_joint_column({c: known.column(c).tolist() for c in known.column_names})
     groups = [rewards[i : i + g] for i in range(0, len(rewards), g)]
     return Rollouts.from_groups(

@@ -27,11 +27,11 @@ class Spread:
         self.degrees = len(totals) // 2  # replications come in mirrored pairs
         self.left_out = left_out
 
-    def of(self, weights_A: FloatArray) -> float:
+    def total_standard_error(self, weights_A: FloatArray) -> float:
         """Standard error of ``sum_a weights_a log(progress_a)`` by the delta method."""
-        return float(np.hypot(self.over_tasks(weights_A), self.over_parameters(weights_A)))
+        return float(np.hypot(self.error_over_tasks(weights_A), self.error_over_parameters(weights_A)))
 
-    def over_tasks(self, weights_A: FloatArray) -> float:
+    def error_over_tasks(self, weights_A: FloatArray) -> float:
         """The part of it from the sample of tasks, and from the draw of halves and batches."""
         used = weights_A != 0
         z_RH = self.relative_RHA[:, :, used] @ weights_A[used]
@@ -41,23 +41,23 @@ class Spread:
         tasks = max(between - within / n_halves, LEAST_SHARE * between) / SHIFT**2
         return float(np.sqrt(tasks + within / (n_replications * n_halves)))
 
-    def over_parameters(self, weights_A: FloatArray) -> float:
+    def error_over_parameters(self, weights_A: FloatArray) -> float:
         """The part from the choice of D of P parameters: a jackknife over stretches of them."""
         used = weights_A != 0
         part_S = self.stretches_SA[:, used] @ weights_A[used]
         n = len(part_S)
         return float(np.sqrt(((part_S - part_S.mean()) ** 2).sum() * n / (n - 1) * self.left_out))
 
-    def ratio(self, value: float, weights_A: FloatArray) -> Estimate:
+    def ratio_with_interval(self, value: float, weights_A: FloatArray) -> Estimate:
         """A ratio with its interval, symmetric on the log scale."""
-        se = self.of(weights_A)
+        se = self.total_standard_error(weights_A)
         if not (np.isfinite(se) and value > 0):
             return Estimate(float(value), np.nan, np.nan)
         factor = float(np.exp(min(float(scipy.stats.t.ppf(0.975, self.degrees)) * se, 700.0)))
         return Estimate(float(value), float(value / factor), float(value * factor))
 
 
-def contrast(n: int, plus: int, minus: int) -> FloatArray:
+def contrast_weights(n: int, plus: int, minus: int) -> FloatArray:
     """Weights of n log values: one of them less another."""
     out = np.zeros(n)
     out[plus] += 1
@@ -65,4 +65,4 @@ def contrast(n: int, plus: int, minus: int) -> FloatArray:
     return out
 
 
-__all__ = ["Spread", "contrast"]
+__all__ = ["Spread", "contrast_weights"]

@@ -15,10 +15,10 @@ import numpy as np
 
 from rollonce.baselines import Baseline, Batch, History
 from rollonce.noise.optimizers import OptimizerSettings, StepDirections
-from rollonce.noise.resampling import weighted_orders
+from rollonce.noise.resampling import draw_weighted_orders
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import CrossFitted
-from rollonce.scoring.batches import column_ages
+from rollonce.scoring.batches import ages_of_columns
 from rollonce.scoring.recipe import drawn_baselines
 
 
@@ -91,21 +91,21 @@ class Streams:
         self.needs_norms = optimizer.kind == "normalised-sgd" or optimizer.max_grad_norm is not None
         self.windows = [0] * len(contenders)
 
-    def run(
+    def measure_step_products(
         self, batch_tasks: IntArray, truth_tasks: IntArray, weights_N: FloatArray, steps: int, rng: np.random.Generator
     ) -> tuple[FloatArray, float]:
         """Mean over the steps of ``<mu, step>`` by contender and stretch (A + curve, S), and LOO's share of clipped
         batches."""
         g, b = self.group_size, self.batch_size
-        n_batches = self.optimizer.burn_in + steps
-        order_KN = batch_tasks[weighted_orders(weights_N[batch_tasks], n_batches, rng)]
+        n_batches = self.optimizer.burn_in_steps + steps
+        order_KN = batch_tasks[draw_weighted_orders(weights_N[batch_tasks], n_batches, rng)]
         # A permutation of each task's rollouts: the first is the single rollout, the first G' are the group.
         draw_KNG = np.argsort(rng.random((*order_KN.shape, g)), axis=2)
         single_KN = order_KN * g + draw_KNG[:, :, 0]
-        mu_D = self._true_gradient(truth_tasks, weights_N)
+        mu_D = self._estimate_true_gradient(truth_tasks, weights_N)
         n_all = len(self.contenders) + len(self.curve_sizes)
         directions = StepDirections(self.optimizer, n_all, mu_D)
-        parts = [self._batches_of(i, order_KN, draw_KNG, single_KN) for i in range(len(self.contenders))]
+        parts = [self._batches_of_contender(i, order_KN, draw_KNG, single_KN) for i in range(len(self.contenders))]
         rewards_KN = self.rollouts.rewards_R[single_KN]
         for size in self.curve_sizes:
             r = rewards_KN[:, :size]
@@ -127,14 +127,14 @@ class Streams:
                 gradients_AD[i] = (
                     batches.weights_KB[k].astype(np.float32) @ batches.gradients.coordinates_RD[batches.rows_KB[k]]
                 )
-            products_AS = directions.step(gradients_AD, norms_KA[k])
-            if k >= self.optimizer.burn_in:
+            products_AS = directions.step_along_direction(gradients_AD, norms_KA[k])
+            if k >= self.optimizer.burn_in_steps:
                 total = total + products_AS
         limit = self.optimizer.max_grad_norm
         clipped = float((norms_KA[:, 0] > limit).mean()) if limit is not None else 0.0
         return np.asarray(total) / steps, clipped
 
-    def _true_gradient(self, tasks: IntArray, weights_N: FloatArray) -> FloatArray:
+    def _estimate_true_gradient(self, tasks: IntArray, weights_N: FloatArray) -> FloatArray:
         """On the chosen parameters, from all rollouts of these tasks.
 
         What is taken off a reward moves nothing but the variance, as long as it is of other rollouts: the mean of the
@@ -153,7 +153,9 @@ class Streams:
         a = (rewards - centre) * share[:, None]
         return a.ravel().astype(np.float32) @ self.gradients.coordinates_RD[at.ravel()]
 
-    def _batches_of(self, i: int, order_KN: IntArray, draw_KNG: IntArray, single_KN: IntArray) -> StreamBatches:
+    def _batches_of_contender(
+        self, i: int, order_KN: IntArray, draw_KNG: IntArray, single_KN: IntArray
+    ) -> StreamBatches:
         """Rows and weights (advantage over B) of a contender's batches."""
         c, b = self.contenders[i], self.batch_size
         gradients = c.gradients or self.gradients
@@ -172,7 +174,7 @@ class Streams:
         self.windows[i] = window
         columns_KM, seen_KM = order_KN[:, : b + window], single_KN[:, : b + window]
         rewards_KM = self.rollouts.rewards_R[seen_KM]
-        ages_M = column_ages(b, window)
+        ages_M = ages_of_columns(b, window)
         if c.baseline.tags.self_inclusive or c.baseline.tags.uses_lengths:
             return StreamBatches(rows_KB, self._predicted_advantages(c, rows_KB) / b, gradients)
         values_KB = drawn_baselines(c.baseline, self.rollouts, columns_KM, rewards_KM, b, ages_M)
@@ -181,7 +183,7 @@ class Streams:
     def _predicted_advantages(self, contender: Contender, rows_KB: IntArray) -> FloatArray:
         """Advantages as the arm itself makes them, its own scaling included, without history (K, B)."""
         assert isinstance(contender.baseline, Baseline)
-        table, empty = self.rollouts, History.empty()
+        table, empty = self.rollouts, History.before_first_step()
         out = np.empty(rows_KB.shape)
         for k, rows in enumerate(rows_KB):
             lengths = None if table.lengths_R is None else table.lengths_R[rows]
@@ -199,7 +201,7 @@ class Streams:
         return np.sqrt(np.maximum(out, 0.0))
 
 
-def random_halves(weights_N: FloatArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def draw_random_halves(weights_N: FloatArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """A random half of the tasks and the other, with as many heavy tasks in each."""
     groups = [rng.permutation(np.flatnonzero(where)) for where in (weights_N > 1, weights_N <= 1)]
     first = np.concatenate([g[: len(g) // 2] for g in groups])
@@ -207,4 +209,4 @@ def random_halves(weights_N: FloatArray, rng: np.random.Generator) -> tuple[IntA
     return np.sort(first), np.sort(second)
 
 
-__all__ = ["Contender", "GradientSample", "StreamBatches", "Streams", "random_halves"]
+__all__ = ["Contender", "GradientSample", "StreamBatches", "Streams", "draw_random_halves"]

@@ -17,7 +17,7 @@ from rollonce.policies.samples import Samples
 from rollonce.policies.transformers_policy import TransformersPolicy
 
 
-def gae(
+def generalised_advantages(
     rewards_B: Tensor, values_BT: Tensor, mask_BT: Tensor, *, discount: float = 1.0, gae_lambda: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Advantages and value targets, with the whole reward at a rollout's last token.
@@ -51,7 +51,7 @@ def gae(
     return advantages_BT, (advantages_BT + values_BT) * mask_BT
 
 
-def value_loss(
+def token_value_loss(
     values_BT: Tensor, old_BT: Tensor, targets_BT: Tensor, mask_BT: Tensor, *, n_tokens: int, clip: float | None
 ) -> Tensor:
     """Half the mean squared error over tokens; with ``clip`` the worse of it and that of values held within ``old +-
@@ -137,31 +137,31 @@ class TokenCritic:
         """Numbers that it trains."""
         return sum(p.numel() for p in self.parameters())
 
-    def _hidden(self, samples: Samples) -> Tensor:
+    def _hidden_before_tokens(self, samples: Samples) -> Tensor:
         """Last hidden state before each token (B, T, D): the policy's, which no gradient enters, or its own."""
         if self.network is not None:
-            hidden = self.network.evaluate(samples, hidden=True).hidden_BTD
+            hidden = self.network.evaluate_rollouts(samples, hidden=True).hidden_BTD
         else:
             with torch.no_grad():
-                hidden = self.policy.evaluate(samples, hidden=True).hidden_BTD
+                hidden = self.policy.evaluate_rollouts(samples, hidden=True).hidden_BTD
         assert hidden is not None
         return hidden
 
-    def _values_of(self, hidden_BTD: Tensor) -> Tensor:
+    def _values_from_hidden(self, hidden_BTD: Tensor) -> Tensor:
         return self.head(hidden_BTD).squeeze(-1)
 
-    def values(self, samples: Samples) -> CriticValues:
+    def predict_token_values(self, samples: Samples) -> CriticValues:
         """V before each response token (B, T), and what it was read from."""
         out_BT = torch.zeros(samples.response_mask_BT.shape)
         kept = []
         with torch.no_grad():
-            for index, part in samples.split(self.rows):
-                kept.append(self._hidden(part))
-                values = self._values_of(kept[-1]).cpu().float() * part.response_mask_BT
+            for index, part in samples.split_into_micro_batches(self.rows):
+                kept.append(self._hidden_before_tokens(part))
+                values = self._values_from_hidden(kept[-1]).cpu().float() * part.response_mask_BT
                 out_BT[index, : values.shape[1]] = values
         return CriticValues(out_BT, kept if self.network is None else None)
 
-    def learn(self, samples: Samples, old: CriticValues, targets_BT: Tensor) -> float:
+    def learn_from_targets(self, samples: Samples, old: CriticValues, targets_BT: Tensor) -> float:
         """Several updates on one batch; returns the value loss before them (half a squared reward).
 
         Args:
@@ -170,23 +170,25 @@ class TokenCritic:
                 policy's update.
             targets_BT: What the values should have been.
         """
-        parts, kept = list(samples.split(self.rows)), old.hidden
+        parts, kept = list(samples.split_into_micro_batches(self.rows)), old.hidden
         n_tokens, first = samples.n_tokens, 0.0
         for epoch in range(self.epochs):
             self.optimizer.zero_grad(set_to_none=True)
             for k, (index, part) in enumerate(parts):
-                hidden = kept[k] if kept is not None else self._hidden(part)
+                hidden = kept[k] if kept is not None else self._hidden_before_tokens(part)
                 T, device = part.response_mask_BT.shape[1], hidden.device
                 before, target = old.values_BT[index, :T].to(device), targets_BT[index, :T].to(device)
                 mask = part.response_mask_BT.to(device)
-                loss = value_loss(self._values_of(hidden), before, target, mask, n_tokens=n_tokens, clip=self.clip)
+                loss = token_value_loss(
+                    self._values_from_hidden(hidden), before, target, mask, n_tokens=n_tokens, clip=self.clip
+                )
                 loss.backward()
                 first += float(loss.detach()) if epoch == 0 else 0.0
             nn.utils.clip_grad_norm_(self.parameters(), 1.0)
             self.optimizer.step()
         return first
 
-    def start(self, mean_reward: float) -> None:
+    def start_at_mean_reward(self, mean_reward: float) -> None:
         """Set the bias to the first step's mean reward, once: the best that can be said before anything was learned."""
         if not self.started:
             with torch.no_grad():

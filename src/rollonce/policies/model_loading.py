@@ -28,7 +28,7 @@ class LoraSettings:
     seed: int = 0
 
 
-def without_dropout(model: Any) -> Any:
+def switch_off_dropout(model: Any) -> Any:
     """Switch every dropout off: with it the log-probabilities in the loss would not be those of the policy that
     sampled."""
     for module in model.modules():
@@ -40,7 +40,9 @@ def without_dropout(model: Any) -> Any:
     return model
 
 
-def load_model(source: str, dtype: torch.dtype, attention: str | None, local_only: bool) -> tuple[Any, Any]:
+def load_model_and_tokenizer(
+    source: str, dtype: torch.dtype, attention: str | None, local_only: bool
+) -> tuple[Any, Any]:
     """The model and its tokenizer.
 
     Raises:
@@ -76,7 +78,7 @@ def load_model(source: str, dtype: torch.dtype, attention: str | None, local_onl
     return model, tokenizer
 
 
-def with_adapters(model: Any, lora: LoraSettings | None, directory: str | None) -> Any:
+def wrap_with_adapters(model: Any, lora: LoraSettings | None, directory: str | None) -> Any:
     """The model with adapters over it, trainable and in float32: those saved in ``directory``, or fresh ones.
 
     Raises:

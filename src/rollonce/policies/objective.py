@@ -57,7 +57,7 @@ def policy_loss(
         n_tokens: See `token_mean`.
         clip: ``(low, high)``: the ratio is clipped to [1 - low, 1 + high], pessimistically as in PPO (Schulman et al.,
             2017). None: no clipping.
-        weights_BT: A factor a token in place of ``1 / n_tokens`` (see `loss_weights`).
+        weights_BT: A factor a token in place of ``1 / n_tokens`` (see `token_loss_weights`).
 
     Raises:
         InputError: advantages of another shape.
@@ -79,7 +79,7 @@ def policy_loss(
     return -token_mean(gain_BT, mask_BT, n_tokens)
 
 
-def loss_weights(mask_BT: Tensor, aggregation: str = "token-mean") -> Tensor:
+def token_loss_weights(mask_BT: Tensor, aggregation: str = "token-mean") -> Tensor:
     """What each response token counts in the loss (B, T), float32; they sum to 1.
 
     Args:
@@ -98,7 +98,7 @@ def loss_weights(mask_BT: Tensor, aggregation: str = "token-mean") -> Tensor:
     raise InputError(f"aggregation must be 'token-mean' or 'sequence-mean', not {aggregation!r}")
 
 
-def k3_BT(log_probs_BT: Tensor, reference_BT: Tensor) -> Tensor:
+def k3_kl_estimate_BT(log_probs_BT: Tensor, reference_BT: Tensor) -> Tensor:
     """Per-token estimate of KL(policy || reference) from sampled tokens: ``exp(d) - 1 - d``, d = reference - policy;
     never negative.
 

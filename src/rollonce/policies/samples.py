@@ -59,7 +59,7 @@ class Samples:
         """Response tokens of all B together: the denominator of a token-mean loss."""
         return int(self.response_mask_BT.sum())
 
-    def take(self, index: Sequence[int] | Tensor) -> Samples:
+    def take_rollouts(self, index: Sequence[int] | Tensor) -> Samples:
         """The rollouts at these positions, their padding trimmed to the longest of them."""
         rows = [int(i) for i in index]
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -77,7 +77,7 @@ class Samples:
             chosen[name] = chosen[name][:, :t]
         return Samples(**chosen)
 
-    def split(self, rows: int | None) -> Iterator[tuple[list[int], Samples]]:
+    def split_into_micro_batches(self, rows: int | None) -> Iterator[tuple[list[int], Samples]]:
         """(positions, micro-batch) pairs of at most ``rows`` rollouts, alike in length so that little is spent on
         padding.
 
@@ -92,10 +92,10 @@ class Samples:
         order = torch.argsort(total_B, descending=True, stable=True).tolist()
         for start in range(0, len(order), rows):
             index = order[start : start + rows]
-            yield index, self.take(index)
+            yield index, self.take_rollouts(index)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Samples]) -> Samples:
+    def concatenate_samples(cls, parts: Sequence[Samples]) -> Samples:
         """Rollouts of several calls as one batch, padded anew.
 
         Raises:
@@ -123,7 +123,7 @@ class Samples:
             temperature=parts[0].temperature,
         )
 
-    def with_log_probs(self, log_probs_BT: Tensor) -> Samples:
+    def replace_log_probs(self, log_probs_BT: Tensor) -> Samples:
         """The same rollouts with other behaviour log-probabilities (recomputed by the trainer, say), detached, 0 in the
         padding."""
         return replace(self, log_probs_BT=log_probs_BT.detach().float().cpu() * self.response_mask_BT)
@@ -158,11 +158,11 @@ class Policy(Protocol):
         generator: torch.Generator | int | None = None,
     ) -> Samples: ...
 
-    def evaluate(self, samples: Samples, *, hidden: bool = False) -> Evaluation:
+    def evaluate_rollouts(self, samples: Samples, *, hidden: bool = False) -> Evaluation:
         """Log-probabilities (with gradient) and entropies of given rollouts."""
         ...
 
-    def log_probs(self, samples: Samples) -> Tensor:
+    def compute_log_probs(self, samples: Samples) -> Tensor:
         """``evaluate(samples).log_probs_BT``."""
         ...
 
@@ -183,7 +183,7 @@ class Policy(Protocol):
         ...
 
 
-def rows_of(samples: Samples) -> list[tuple[list[int], list[int], list[float]]]:
+def unpadded_rollout_rows(samples: Samples) -> list[tuple[list[int], list[int], list[float]]]:
     """Prompt ids, response ids and log-probabilities of each rollout, without padding."""
     return [
         (
@@ -195,7 +195,7 @@ def rows_of(samples: Samples) -> list[tuple[list[int], list[int], list[float]]]:
     ]
 
 
-def to_samples(
+def pad_rollouts_to_samples(
     *,
     prompts: list[str],
     texts: list[str],

@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
     truncated_B: Tensor
 
 
-def inverse_cdf(log_probs_AV: Tensor, uniform_A: Tensor) -> Tensor:
+def tokens_by_inverse_cdf(log_probs_AV: Tensor, uniform_A: Tensor) -> Tensor:
     """The token whose stretch of the cumulative distribution holds ``uniform_A`` (values in [0, 1)), for each row (A,).
 
     Summed in float64: with float32 the rounding of a 151k-term sum is as large as the probability of a rare token. A
@@ -44,7 +44,7 @@ def inverse_cdf(log_probs_AV: Tensor, uniform_A: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw(
+def draw_padded_rollouts(
     model: Any,
     prompt_ids_BP: Tensor,
     prompt_mask_BP: Tensor,
@@ -88,7 +88,7 @@ def draw(
     steps: list[tuple[Tensor, Tensor, Tensor]] = []  # since the batch last shrank: token, log-probability, was going on
     start = 0
 
-    def write(end: int) -> None:
+    def write_drawn_tokens(end: int) -> None:
         token_AS, log_prob_AS, was_going_AS = (torch.stack(column, dim=1) for column in zip(*steps, strict=True))
         ids_BT[rows_A, start:end], mask_BT[rows_A, start:end] = token_AS, was_going_AS
         log_probs_BT[rows_A, start:end] = log_prob_AS
@@ -102,7 +102,7 @@ def draw(
         all_AV = torch.log_softmax(scaled_AV, dim=-1)
         if temperature > 0:
             assert uniform_AT is not None
-            token_A = inverse_cdf(all_AV, uniform_AT[:, t])
+            token_A = tokens_by_inverse_cdf(all_AV, uniform_AT[:, t])
         else:
             token_A = all_AV.argmax(dim=-1)
         token_A1 = token_A[:, None]
@@ -111,11 +111,11 @@ def draw(
         going_A = going_A & ~torch.isin(token_A, eos)
         n_going = int(going_A.sum())
         if t == max_new_tokens - 1 or not n_going:
-            write(t + 1)
+            write_drawn_tokens(t + 1)
             break
         cache, position_A = output.past_key_values, position_A + 1
         if 2 * n_going <= len(rows_A) and hasattr(cache, "batch_select_indices"):
-            write(t + 1)
+            write_drawn_tokens(t + 1)
             steps, start = [], t + 1
             keep = going_A.nonzero().squeeze(1)
             cache.batch_select_indices(keep)

@@ -5,7 +5,7 @@ Here torch multiplies the matrices and four compiled functions do everything bet
 there are computed: prompts stand end to end without padding, prompts that are the same (a group's) are read once, and a
 rollout that has ended leaves at once.
 
-It stands in for `rollonce.policies.sampling.draw` and the model in it; `packed_hidden` is the forward pass of the
+It stands in for `rollonce.policies.sampling.draw` and the model in it; `packed_hidden_states` is the forward pass of the
 update, with gradient, over the same tokens without padding. All larger models are transformers' own.
 
 Shapes: ``_B`` rollouts, ``_A`` those that go on, ``_N`` tokens of a forward pass, ``_D`` hidden features, ``_S``
@@ -41,7 +41,7 @@ _C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.flo
 
 
 @njit(cache=True, fastmath=_FAST, inline="always")
-def _exponentiate(x_n: Numbers, bits_n: Numbers, n: int) -> None:
+def _exponentiate_in_place(x_n: Numbers, bits_n: Numbers, n: int) -> None:
     """``exp`` of the first n numbers in place, for numbers of at most 0 or little more; ``bits_n`` is int32 scratch.
 
     Compilers do not vectorize the library's ``exp``; this one they do.
@@ -59,7 +59,7 @@ def _exponentiate(x_n: Numbers, bits_n: Numbers, n: int) -> None:
 
 
 @njit(cache=True, fastmath=_FAST)
-def _normalize(x_ND: Numbers, weight_D: Numbers, epsilon: float, out_ND: Numbers) -> None:
+def _root_mean_square_norm(x_ND: Numbers, weight_D: Numbers, epsilon: float, out_ND: Numbers) -> None:
     N, D = x_ND.shape
     for n in range(N):
         squares = np.float32(0)
@@ -71,7 +71,7 @@ def _normalize(x_ND: Numbers, weight_D: Numbers, epsilon: float, out_ND: Numbers
 
 
 @njit(cache=True, fastmath=_FAST)
-def _attend(
+def _attend_over_cache(
     joint_NF: Numbers,
     row_N: Numbers,
     position_N: Numbers,
@@ -116,7 +116,7 @@ def _attend(
                 highest = max(highest, scores_L[at])
             for at in range(position + 1):
                 scores_L[at] -= highest
-            _exponentiate(scores_L, bits_L, position + 1)
+            _exponentiate_in_place(scores_L, bits_L, position + 1)
             total = np.float32(0)
             for at in range(position + 1):
                 total += scores_L[at]
@@ -130,14 +130,14 @@ def _attend(
 
 
 @njit(cache=True, fastmath=_FAST)
-def _gate(gate_up_NI: Numbers, out_NI: Numbers) -> None:
+def _multiply_silu_gate(gate_up_NI: Numbers, out_NI: Numbers) -> None:
     """``silu(gate) * up`` of gates and ups side by side."""
     N, width = out_NI.shape
     sign_I, bits_I = np.empty(width, np.float32), np.empty(width, np.int32)
     for n in range(N):
         for i in range(width):
             sign_I[i] = -abs(gate_up_NI[n, i])
-        _exponentiate(sign_I, bits_I, width)
+        _exponentiate_in_place(sign_I, bits_I, width)
         for i in range(width):
             gate, small = gate_up_NI[n, i], sign_I[i]
             out_NI[n, i] = (
@@ -146,7 +146,9 @@ def _gate(gate_up_NI: Numbers, out_NI: Numbers) -> None:
 
 
 @njit(cache=True, fastmath=_FAST)
-def _choose(logits_AV: Numbers, temperature: float, uniform_A: Numbers, token_A: Numbers, log_prob_A: Numbers) -> None:
+def _choose_next_tokens(
+    logits_AV: Numbers, temperature: float, uniform_A: Numbers, token_A: Numbers, log_prob_A: Numbers
+) -> None:
     """A token for each row: that whose stretch of the cumulative distribution holds ``uniform_A``, or the likeliest at
     temperature 0; and its log-probability (at temperature 0, that at temperature 1)."""
     A, V = logits_AV.shape
@@ -158,7 +160,7 @@ def _choose(logits_AV: Numbers, temperature: float, uniform_A: Numbers, token_A:
         highest = logits_AV[a, best]
         for v in range(V):
             weight_V[v] = (logits_AV[a, v] - highest) * inverse
-        _exponentiate(weight_V, bits_V, V)
+        _exponentiate_in_place(weight_V, bits_V, V)
         total = 0.0
         for v in range(V):
             total += np.float64(weight_V[v])
@@ -226,7 +228,7 @@ class SmallLlama:
             for a in [layer.self_attn]
         ]
 
-    def draw(
+    def draw_padded_rollouts(
         self,
         prompt_ids_BP: Tensor,
         prompt_mask_BP: Tensor,
@@ -252,22 +254,22 @@ class SmallLlama:
         length_B = np.full(B, max_new_tokens)
         truncated_B = np.ones(B, bool)
 
-        logits_AV = self._read_prompts(prompts)
+        logits_AV = self._logits_after_prompts(prompts)
         row_A, position_A = np.arange(B), np.array([len(p) for p in prompts])
         token_A, log_prob_A = np.empty(B, np.int64), np.empty(B, np.float32)
-        scratch = self._scratch(B)
+        scratch = self._make_scratch_space(B)
         for t in range(max_new_tokens):
-            _choose(logits_AV, temperature, np.ascontiguousarray(uniform[row_A, t]), token_A, log_prob_A)
+            _choose_next_tokens(logits_AV, temperature, np.ascontiguousarray(uniform[row_A, t]), token_A, log_prob_A)
             ids_BT[row_A, t], log_probs_BT[row_A, t] = token_A, log_prob_A
             ended_A = (token_A[:, None] == eos).any(axis=1)
             if ended_A.any():
                 length_B[row_A[ended_A]], truncated_B[row_A[ended_A]] = t + 1, False
                 row_A, position_A, token_A = row_A[~ended_A], position_A[~ended_A], token_A[~ended_A]
-                log_prob_A, scratch = np.empty(len(row_A), np.float32), self._scratch(len(row_A))
+                log_prob_A, scratch = np.empty(len(row_A), np.float32), self._make_scratch_space(len(row_A))
             if not len(row_A) or t == max_new_tokens - 1:
                 break
-            self._make_room(longest + t + 1)
-            logits_AV = self._forward(token_A, row_A, position_A, scratch, None)
+            self._make_room_in_cache(longest + t + 1)
+            logits_AV = self._logits_of_new_tokens(token_A, row_A, position_A, scratch, None)
             position_A = position_A + 1
         self.keys, self.values = [], []  # gigabytes where many rows were drawn
         T = int(length_B.max())
@@ -275,17 +277,17 @@ class SmallLlama:
         ids, log_probs = torch.from_numpy(ids_BT[:, :T].copy()), torch.from_numpy(log_probs_BT[:, :T].copy())
         return Drawn(ids, mask_BT, log_probs, torch.from_numpy(truncated_B))
 
-    def _read_prompts(self, prompts: list[Numbers]) -> Numbers:
+    def _logits_after_prompts(self, prompts: list[Numbers]) -> Numbers:
         """Logits after each prompt (B, V), with equal prompts read once."""
         first = {}
         source_B = np.array([first.setdefault(p.tobytes(), b) for b, p in enumerate(prompts)])
         distinct = np.array(list(first.values()))
         length = np.array([len(prompts[b]) for b in distinct])
-        logits = self._forward(
+        logits = self._logits_of_new_tokens(
             np.concatenate([prompts[b] for b in distinct]),
             np.repeat(distinct, length),
             np.concatenate([np.arange(n) for n in length]),
-            self._scratch(int(length.sum())),
+            self._make_scratch_space(int(length.sum())),
             np.cumsum(length) - 1,
         )
         copies = np.flatnonzero(source_B != np.arange(len(prompts)))
@@ -293,39 +295,41 @@ class SmallLlama:
             cached[copies] = cached[source_B[copies]]
         return logits[np.searchsorted(distinct, source_B)]
 
-    def _scratch(self, N: int) -> _Scratch:
+    def _make_scratch_space(self, N: int) -> _Scratch:
         V, D = self.embedding.shape
         return _Scratch(N, D, (self.heads + 2 * self.shared) * self.head_size, self.intermediate, V)
 
-    def _make_room(self, positions: int) -> None:
+    def _make_room_in_cache(self, positions: int) -> None:
         if positions > (old := self.keys[0].shape[3]):
             grown = ((0, 0), (0, 0), (0, 0), (0, max(_GROW, old // 2)))
             self.keys = [np.pad(k, grown) for k in self.keys]
             self.values = [np.pad(v, (*grown[:2], grown[3], grown[2])) for v in self.values]
 
-    def _forward(
+    def _logits_of_new_tokens(
         self, ids_N: Numbers, row_N: Numbers, position_N: Numbers, scratch: _Scratch, wanted: Numbers | None
     ) -> Numbers:
         """Logits of the ``wanted`` ones of N new tokens, or of all."""
         s, arrays = scratch, scratch.arrays
         torch.index_select(self.embedding, 0, torch.from_numpy(ids_N), out=s.x)
         for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
-            _normalize(arrays["x"], layer.attention_norm, self.epsilon, arrays["normed"])
+            _root_mean_square_norm(arrays["x"], layer.attention_norm, self.epsilon, arrays["normed"])
             torch.mm(s.normed, layer.query_key_value, out=s.joint)
-            _attend(arrays["joint"], row_N, position_N, self.cosine, self.sine, keys, values, arrays["mixed"])
+            _attend_over_cache(
+                arrays["joint"], row_N, position_N, self.cosine, self.sine, keys, values, arrays["mixed"]
+            )
             s.x.addmm_(s.mixed, layer.output)
-            _normalize(arrays["x"], layer.mlp_norm, self.epsilon, arrays["normed"])
+            _root_mean_square_norm(arrays["x"], layer.mlp_norm, self.epsilon, arrays["normed"])
             torch.mm(s.normed, layer.gate_up, out=s.gate_up)
-            _gate(arrays["gate_up"], arrays["gated"])
+            _multiply_silu_gate(arrays["gate_up"], arrays["gated"])
             s.x.addmm_(s.gated, layer.down)
-        _normalize(arrays["x"], self.last_norm, self.epsilon, arrays["normed"])
+        _root_mean_square_norm(arrays["x"], self.last_norm, self.epsilon, arrays["normed"])
         if wanted is not None:
             return torch.mm(s.normed[torch.from_numpy(wanted)], self.head).numpy()
         torch.mm(s.normed, self.head, out=s.logits)
         return arrays["logits"]
 
 
-def packed_hidden(model: Any, ids_N: Tensor, lengths: Sequence[int]) -> Tensor:
+def packed_hidden_states(model: Any, ids_N: Tensor, lengths: Sequence[int]) -> Tensor:
     """Last hidden states (N, D), with gradient, of sequences that stand end to end: token n of a sequence has seen the
     first n + 1 of it.
 
@@ -346,12 +350,12 @@ def packed_hidden(model: Any, ids_N: Tensor, lengths: Sequence[int]) -> Tensor:
         groups.append((slice(start, end), mask_GL))
         start = end
 
-    def turned(x_NF: Tensor) -> Tensor:
+    def rotate_by_positions(x_NF: Tensor) -> Tensor:
         x = x_NF.unflatten(-1, (-1, S))
         left, right = x.chunk(2, dim=-1)
         return x * cosine_N1S + torch.cat([-right, left], dim=-1) * sine_N1S
 
-    def attended(joint_NHS: Tensor) -> Tensor:
+    def attend_in_groups(joint_NHS: Tensor) -> Tensor:
         parts = []
         for tokens, mask_GL in groups:
             padded_GLHS = joint_NHS.new_zeros((*mask_GL.shape, *joint_NHS.shape[1:]))
@@ -366,14 +370,14 @@ def packed_hidden(model: Any, ids_N: Tensor, lengths: Sequence[int]) -> Tensor:
     for layer in inner.layers:
         a, mlp = layer.self_attn, layer.mlp
         normed = layer.input_layernorm(x_ND)
-        query_key = turned(torch.cat([a.q_proj(normed), a.k_proj(normed)], dim=1))
-        x_ND = x_ND + a.o_proj(attended(torch.cat([query_key, a.v_proj(normed).unflatten(-1, (-1, S))], dim=1)))
+        query_key = rotate_by_positions(torch.cat([a.q_proj(normed), a.k_proj(normed)], dim=1))
+        x_ND = x_ND + a.o_proj(attend_in_groups(torch.cat([query_key, a.v_proj(normed).unflatten(-1, (-1, S))], dim=1)))
         normed = layer.post_attention_layernorm(x_ND)
         x_ND = x_ND + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
     return inner.norm(x_ND)
 
 
-def fits(model: Any) -> bool:
+def is_small_plain_llama(model: Any) -> bool:
     """Whether `SmallLlama` computes what this model does: a plain Llama, small, in float32 on the CPU."""
     config = model.config
     if type(model).__name__ != "LlamaForCausalLM" or config.hidden_size > LARGEST_HIDDEN:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from rollonce.errors import InputError
-from rollonce.policies.samples import Samples, rows_of
-from rollonce.policies.tinker_service import load_sdk
+from rollonce.policies.samples import Samples, unpadded_rollout_rows
+from rollonce.policies.tinker_service import load_tinker_sdk
 
 REDUCTIONS = ("sum", "sequence_mean")
-"""What a service's loss does with a rollout's tokens: see `to_datums`."""
+"""What a service's loss does with a rollout's tokens: see `samples_to_datums`."""
 
 
 class TinkerUpdate(NamedTuple):
@@ -36,7 +36,7 @@ class TinkerUpdate(NamedTuple):
     metrics: dict[str, float]
 
 
-def to_datums(samples: Samples, advantages: Tensor | Sequence[float], *, reduction: str = "sum") -> list[Any]:
+def samples_to_datums(samples: Samples, advantages: Tensor | Sequence[float], *, reduction: str = "sum") -> list[Any]:
     """One datum per rollout, its input and targets shifted by one, advantage 0 on the prompt.
 
     Args:
@@ -50,7 +50,7 @@ def to_datums(samples: Samples, advantages: Tensor | Sequence[float], *, reducti
     Raises:
         InputError: another shape, a number that is not finite, or rollouts of another temperature.
     """
-    tinker = load_sdk()
+    tinker = load_tinker_sdk()
     advantages = torch.as_tensor(advantages, dtype=torch.float64)
     if advantages.shape not in (samples.response_mask_BT.shape, samples.response_mask_BT.shape[:1]):
         want = tuple(samples.response_mask_BT.shape)
@@ -62,7 +62,7 @@ def to_datums(samples: Samples, advantages: Tensor | Sequence[float], *, reducti
             f"these rollouts were sampled at temperature {samples.temperature:g}; a service's loss knows "
             "log-probabilities at 1 only"
         )
-    rows = rows_of(samples)
+    rows = unpadded_rollout_rows(samples)
     mean_positions = sum(len(p) + len(r) - 1 for p, r, _ in rows) / max(1, len(rows))
     data = []
     for b, (prompt, response, log_probs) in enumerate(rows):
@@ -89,17 +89,17 @@ def to_datums(samples: Samples, advantages: Tensor | Sequence[float], *, reducti
 
 
 def returned_log_probs(outputs: Sequence[Mapping[str, Any]], samples: Samples) -> Tensor:
-    """The responses' log-probabilities (B, T) float32 that a forward pass over `to_datums` of them gave."""
+    """The responses' log-probabilities (B, T) float32 that a forward pass over `samples_to_datums` of them gave."""
     log_probs_BT = torch.zeros(samples.response_mask_BT.shape)
     returned = iter(outputs)
-    for b, (prompt, response, _) in enumerate(rows_of(samples)):
+    for b, (prompt, response, _) in enumerate(unpadded_rollout_rows(samples)):
         if len(prompt) + len(response) > 1:
             found = [float(x) for x in next(returned)["logprobs"].data]
             log_probs_BT[b, : len(response)] = torch.tensor(found[len(prompt) - 1 : len(prompt) - 1 + len(response)])
     return log_probs_BT
 
 
-def grad_norm_of(metrics: Mapping[str, float]) -> float:
+def find_gradient_norm(metrics: Mapping[str, float]) -> float:
     """The gradient's norm among a service's metrics, by whatever prefix; NaN where it is not told."""
     for name, value in metrics.items():
         if name.rpartition("/")[2].partition(":")[0] in ("grad_norm", "gradient_norm"):

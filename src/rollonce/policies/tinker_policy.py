@@ -23,11 +23,17 @@ import torch
 from torch import Tensor
 
 from rollonce.errors import InputError
-from rollonce.policies.samples import Samples, to_samples
-from rollonce.policies.tinker_datums import REDUCTIONS, TinkerUpdate, grad_norm_of, returned_log_probs, to_datums
-from rollonce.policies.tinker_render import Renderer, load_tokenizer, make_renderer
+from rollonce.policies.samples import Samples, pad_rollouts_to_samples
+from rollonce.policies.tinker_datums import (
+    REDUCTIONS,
+    TinkerUpdate,
+    find_gradient_norm,
+    returned_log_probs,
+    samples_to_datums,
+)
+from rollonce.policies.tinker_render import Renderer, load_tokenizer, make_prompt_renderer
 from rollonce.policies.tinker_sampling import response_log_probs, sample_sequences
-from rollonce.policies.tinker_service import TinkerService, load_sdk, settle
+from rollonce.policies.tinker_service import TinkerService, load_tinker_sdk, wait_for_result
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
 """Losses of the services that take (target tokens, sampling log-probabilities, advantages)."""
@@ -57,7 +63,7 @@ class TinkerPolicy:
         service: The connection.
         model: The base model's name, as the service knows it.
         tokenizer: Its tokenizer (of transformers).
-        renderer: From `make_renderer`.
+        renderer: From `make_prompt_renderer`.
         loss: One of `LOSSES`.
         loss_config: What the loss takes besides (``clip_low_threshold`` ...).
         adam: The optimizer's parameters but the learning rate.
@@ -132,7 +138,7 @@ class TinkerPolicy:
 
         Args:
             model: The base model's name, as the service knows it.
-            renderer: See `make_renderer`.
+            renderer: See `make_prompt_renderer`.
             loss: One of `LOSSES`.
             tokenizer: A directory, hub id or transformers tokenizer, default ``model``.
             base_url: The service's address, default ``TINKER_BASE_URL``.
@@ -144,15 +150,17 @@ class TinkerPolicy:
         if tokenizer is None or isinstance(tokenizer, str | Path):
             tokenizer = load_tokenizer(tokenizer or model, local_only=local_only)
         service = TinkerService(base_url, patience_s=patience_s, timeout_s=timeout_s)
-        policy = cls(service, model, tokenizer, make_renderer(renderer, tokenizer, system=system), loss=loss, **options)
-        _ = service.client
+        policy = cls(
+            service, model, tokenizer, make_prompt_renderer(renderer, tokenizer, system=system), loss=loss, **options
+        )
+        _ = service.service_client
         return policy
 
     def facts(self) -> dict[str, Any]:
         """Everything that was said to the service, for a record. No key."""
         return {
             "service": self.service.name,
-            "sdk": getattr(load_sdk(), "__version__", None),
+            "sdk": getattr(load_tinker_sdk(), "__version__", None),
             "model": self.model,
             "renderer": self.renderer.name,
             "stop": list(self.renderer.stop),
@@ -168,29 +176,29 @@ class TinkerPolicy:
     # ---- clients
 
     @property
-    def trainer(self) -> Any:
+    def training_client(self) -> Any:
         """The SDK's training client."""
         if self._trainer is None:
-            client = self.service.client
-            self._trainer = self.service.call(
+            client = self.service.service_client
+            self._trainer = self.service.call_with_watch(
                 "creating the adapters",
                 lambda: client.create_lora_training_client(base_model=self.model, rank=self.lora_rank, seed=self.seed),
             )
         return self._trainer
 
     @property
-    def sampler(self) -> Any:
+    def sampling_client(self) -> Any:
         """A sampling client with the weights as they are now."""
         if self._sampler is None:
-            trainer = self.trainer
-            self._sampler = self.service.call(
+            trainer = self.training_client
+            self._sampler = self.service.call_with_watch(
                 "saving weights for sampling", lambda: trainer.save_weights_and_get_sampling_client()
             )
         return self._sampler
 
     # ---- rollouts out
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode_prompt(self, prompt: str) -> list[int]:
         """Token ids of the rendered prompt.
 
         Raises:
@@ -229,13 +237,13 @@ class TinkerPolicy:
             )
         if seed is None:
             seed = generator if isinstance(generator, int) else int(torch.randint(2**31, (), generator=generator))
-        encoded = [self.encode(p) for p in prompts]
+        encoded = [self.encode_prompt(p) for p in prompts]
         # 32 bits are what every service takes; spread by a generator so that (seed, row) and (seed + 1, row - 1) share
         # nothing.
         row_seeds = torch.randint(2**31 - 1, (len(prompts),), generator=torch.Generator().manual_seed(seed)).tolist()
         sequences = sample_sequences(
             self.service,
-            self.sampler,
+            self.sampling_client,
             encoded,
             seeds=row_seeds,
             stop=self.renderer.stop,
@@ -244,7 +252,7 @@ class TinkerPolicy:
         )
         responses = [s.tokens for s in sequences]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
-        return to_samples(
+        return pad_rollouts_to_samples(
             prompts=list(prompts),
             texts=texts,
             prompt_ids=encoded,
@@ -255,16 +263,16 @@ class TinkerPolicy:
             pad_id=self.pad_id,
         )
 
-    def log_probs(self, samples: Samples) -> Tensor:
+    def compute_log_probs(self, samples: Samples) -> Tensor:
         """Log-probabilities (B, T) float32 of given responses under the weights as they are now (temperature 1), 0 in
         the padding."""
-        return response_log_probs(self.service, self.sampler, samples)
+        return response_log_probs(self.service, self.sampling_client, samples)
 
-    def base_log_probs(self, samples: Samples) -> Tensor:
+    def compute_base_log_probs(self, samples: Samples) -> Tensor:
         """The same under the base model, before any training: what a KL is measured to."""
         if self._base is None:
-            client = self.service.client
-            self._base = self.service.call(
+            client = self.service.service_client
+            self._base = self.service.call_with_watch(
                 "opening the base model", lambda: client.create_sampling_client(base_model=self.model)
             )
         return response_log_probs(self.service, self._base, samples)
@@ -280,26 +288,26 @@ class TinkerPolicy:
             learning_rate: Adam's.
 
         Raises:
-            InputError: see `to_datums`; a negative learning rate.
+            InputError: see `samples_to_datums`; a negative learning rate.
         """
-        tinker = load_sdk()
+        tinker = load_tinker_sdk()
         if not learning_rate >= 0:
             raise InputError(f"the learning rate must be at least 0, not {learning_rate}")
-        data = to_datums(samples, advantages, reduction=self.reduction)
-        trainer = self.trainer
+        data = samples_to_datums(samples, advantages, reduction=self.reduction)
+        trainer = self.training_client
         known = getattr(tinker.AdamParams, "model_fields", {})
         sent = {name: value for name, value in asdict(self.adam).items() if name in known or value}
         settings = tinker.AdamParams(learning_rate=learning_rate, **sent)
         self.last_adam = {"learning_rate": learning_rate, **sent}
 
-        def step() -> tuple[Any, Any]:
+        def send_optimizer_step() -> tuple[Any, Any]:
             forward = trainer.forward_backward(data, loss_fn=self.loss, loss_fn_config=self.loss_config)
             optimizer = trainer.optim_step(
                 settings
             )  # sent before the first is done, so that a service can run both in one cycle
-            return settle(forward), settle(optimizer)
+            return wait_for_result(forward), wait_for_result(optimizer)
 
-        forward, optimizer = self.service.call("an optimizer step", step)
+        forward, optimizer = self.service.call_with_watch("an optimizer step", send_optimizer_step)
         self._sampler = None
         self.steps += 1
         metrics = {
@@ -308,16 +316,16 @@ class TinkerPolicy:
             if isinstance(v, int | float)
         }
         log_probs_BT = returned_log_probs(forward.loss_fn_outputs, samples)
-        return TinkerUpdate(log_probs_BT, grad_norm_of(metrics), metrics)
+        return TinkerUpdate(log_probs_BT, find_gradient_norm(metrics), metrics)
 
     # ---- checkpoints
 
-    def state(self) -> dict[str, Any]:
+    def save_service_state(self) -> dict[str, Any]:
         """Save weights and optimizer on the service; a small JSON record of where."""
         self._saves += 1
         name = f"rollonce-{self.steps:06d}-{self._saves:03d}"
-        trainer = self.trainer
-        saved = self.service.call("saving a checkpoint", lambda: trainer.save_state(name))
+        trainer = self.training_client
+        saved = self.service.call_with_watch("saving a checkpoint", lambda: trainer.save_state(name))
         return {
             "path": str(saved.path),
             "steps": self.steps,
@@ -326,7 +334,7 @@ class TinkerPolicy:
             "service": self.service.name,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_service_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave, in this or another session.
 
         Raises:
@@ -340,10 +348,10 @@ class TinkerPolicy:
                 f"the checkpoint is of {state['model']} at LoRA rank {state['lora_rank']}, not of {self.model} at rank "
                 f"{self.lora_rank}"
             )
-        client, path = self.service.client, state["path"]
+        client, path = self.service.service_client, state["path"]
         # A client of its own rather than load_state on the present one: that fails on SkyRL 0.4.0 once the client has
         # done anything else.
-        self._trainer = self.service.call(
+        self._trainer = self.service.call_with_watch(
             "loading a checkpoint", lambda: client.create_training_client_from_state_with_optimizer(path)
         )
         self._sampler = None
@@ -355,17 +363,19 @@ class TinkerPolicy:
         Args:
             name: Letters, digits, ``-``, ``_`` and ``.``.
         """
-        trainer = self.trainer
+        trainer = self.training_client
         return str(
-            self.service.call("saving weights for sampling", lambda: trainer.save_weights_for_sampler(name)).path
+            self.service.call_with_watch(
+                "saving weights for sampling", lambda: trainer.save_weights_for_sampler(name)
+            ).path
         )
 
-    def sample_from(self, path: str | None) -> None:
+    def sample_from_saved_weights(self, path: str | None) -> None:
         """Let `sample` and `log_probs` use weights that `save_for_sampling` kept; None for the present ones again."""
-        client = self.service.client
+        client = self.service.service_client
         self._sampler = None
         if path is not None:
-            self._sampler = self.service.call(
+            self._sampler = self.service.call_with_watch(
                 "opening saved weights", lambda: client.create_sampling_client(model_path=path)
             )
 

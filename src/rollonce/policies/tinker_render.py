@@ -26,7 +26,7 @@ class Renderer:
     stop: Sequence[int] | Sequence[str]
 
 
-def make_renderer(name: str, tokenizer: Any, *, system: str | None = None) -> Renderer:
+def make_prompt_renderer(name: str, tokenizer: Any, *, system: str | None = None) -> Renderer:
     """One of the renderers there are.
 
     Args:
@@ -41,7 +41,7 @@ def make_renderer(name: str, tokenizer: Any, *, system: str | None = None) -> Re
     """
     kind, _, cookbook = name.partition(":")
     if kind == "cookbook" and cookbook:
-        return _from_cookbook(name, cookbook, tokenizer, system)
+        return _make_cookbook_renderer(name, cookbook, tokenizer, system)
     eos = tokenizer.eos_token_id
     if name not in ("text", "chat"):
         raise InputError(f"no renderer {name!r}: text, chat, or cookbook:NAME (say cookbook:role_colon)")
@@ -57,17 +57,17 @@ def make_renderer(name: str, tokenizer: Any, *, system: str | None = None) -> Re
         raise InputError("the tokenizer has no chat template; use the renderer text, or cookbook:NAME")
     before = [] if system is None else [{"role": "system", "content": system}]
 
-    def encode(prompt: str) -> Sequence[int]:
+    def encode_chat_prompt(prompt: str) -> Sequence[int]:
         text = tokenizer.apply_chat_template(
             [*before, {"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
         # The template writes the special tokens itself; adding them again would double the first.
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    return Renderer(name, encode, [int(eos)])
+    return Renderer(name, encode_chat_prompt, [int(eos)])
 
 
-def _from_cookbook(name: str, cookbook: str, tokenizer: Any, system: str | None) -> Renderer:
+def _make_cookbook_renderer(name: str, cookbook: str, tokenizer: Any, system: str | None) -> Renderer:
     try:
         from tinker_cookbook import renderers  # type: ignore
     except ModuleNotFoundError as error:
@@ -78,10 +78,10 @@ def _from_cookbook(name: str, cookbook: str, tokenizer: Any, system: str | None)
         raise InputError(f"tinker-cookbook has no renderer {cookbook!r}: {str(error).splitlines()[0]}") from error
     before = [] if system is None else [{"role": "system", "content": system}]
 
-    def encode(prompt: str) -> Sequence[int]:
+    def encode_with_cookbook(prompt: str) -> Sequence[int]:
         return renderer.build_generation_prompt([*before, {"role": "user", "content": prompt}]).to_ints()
 
-    return Renderer(name, encode, list(renderer.get_stop_sequences()))
+    return Renderer(name, encode_with_cookbook, list(renderer.get_stop_sequences()))
 
 
 def load_tokenizer(source: str | Path, *, local_only: bool = True) -> Any:

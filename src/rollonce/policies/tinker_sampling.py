@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rollonce.errors import InputError
-from rollonce.policies.samples import Samples, rows_of
-from rollonce.policies.tinker_service import TinkerService, load_sdk, settle
+from rollonce.policies.samples import Samples, unpadded_rollout_rows
+from rollonce.policies.tinker_service import TinkerService, load_tinker_sdk, wait_for_result
 
 
 class SampledSequence(NamedTuple):
@@ -36,9 +36,9 @@ def sample_sequences(
     Raises:
         InputError: a response without a log-probability for each of its tokens.
     """
-    tinker = load_sdk()
+    tinker = load_tinker_sdk()
 
-    def ask() -> list[Any]:
+    def request_samples() -> list[Any]:
         futures = [
             sampler.sample(
                 prompt=tinker.ModelInput.from_ints(list(ids)),
@@ -49,10 +49,10 @@ def sample_sequences(
             )
             for ids, seed in zip(prompts, seeds, strict=True)
         ]
-        return [settle(f).sequences[0] for f in futures]
+        return [wait_for_result(f).sequences[0] for f in futures]
 
     out = []
-    for told in service.call("sampling", ask):
+    for told in service.call_with_watch("sampling", request_samples):
         tokens = [int(t) for t in told.tokens]
         log_probs = [float(x) for x in (told.logprobs if told.logprobs is not None else [])]
         if len(tokens) != len(log_probs):
@@ -66,14 +66,19 @@ def sample_sequences(
 
 def response_log_probs(service: TinkerService, sampler: Any, samples: Samples) -> Tensor:
     """Log-probabilities (B, T) float32 of given responses under a sampling client's weights, 0 in the padding."""
-    tinker = load_sdk()
-    rows = rows_of(samples)
+    tinker = load_tinker_sdk()
+    rows = unpadded_rollout_rows(samples)
 
-    def ask() -> list[Any]:
-        return [settle(f) for f in [sampler.compute_logprobs(tinker.ModelInput.from_ints(p + r)) for p, r, _ in rows]]
+    def request_log_probs() -> list[Any]:
+        return [
+            wait_for_result(f)
+            for f in [sampler.compute_logprobs(tinker.ModelInput.from_ints(p + r)) for p, r, _ in rows]
+        ]
 
     out_BT = torch.zeros(samples.response_mask_BT.shape)
-    for b, (found, (prompt, response, _)) in enumerate(zip(service.call("log-probabilities", ask), rows, strict=True)):
+    for b, (found, (prompt, response, _)) in enumerate(
+        zip(service.call_with_watch("log-probabilities", request_log_probs), rows, strict=True)
+    ):
         whole = len(prompt) + len(response)
         if len(found) not in (whole, whole - 1):  # SkyRL leaves the first, undefined one out
             raise InputError(f"{service.name} gave {len(found)} log-probabilities for {whole} tokens")

@@ -32,7 +32,7 @@ class ServiceError(InputError):
     """The service is not there, refuses, or went away: a sentence with what to do."""
 
 
-def api_key() -> str | None:
+def api_key_from_environment() -> str | None:
     """The key in ``TINKER_API_KEY``, None where ``TINKER_CREDENTIAL_CMD`` is to make one.
 
     Only the environment is asked, and nobody here writes it anywhere.
@@ -55,13 +55,13 @@ def api_key() -> str | None:
     return key
 
 
-def without_key(text: str) -> str:
+def redact_service_key(text: str) -> str:
     """The text with the key, should a service have echoed it, struck out."""
     key = os.environ.get("TINKER_API_KEY", "")
     return text.replace(key, "[key]") if key else text
 
 
-def load_sdk() -> Any:
+def load_tinker_sdk() -> Any:
     """The ``tinker`` package.
 
     Raises:
@@ -77,7 +77,7 @@ def load_sdk() -> Any:
 
 
 class _Status(Exception):
-    """An answer's status, for `TinkerService._translated`."""
+    """An answer's status, for `TinkerService._translate_error`."""
 
     def __init__(self, status_code: int) -> None:
         super().__init__(f"status {status_code}")
@@ -119,7 +119,7 @@ class TinkerService:
         return self.url or "the default Tinker service"
 
     @property
-    def _address(self) -> str:
+    def _address_or_default(self) -> str:
         return self.url or _DEFAULT_URL
 
     def supported_models(self, timeout: float = 5.0) -> list[str] | None:
@@ -128,8 +128,8 @@ class TinkerService:
         Raises:
             ServiceError: nobody is there, or the key is refused.
         """
-        request = urllib.request.Request(f"{self._address}/api/v1/get_server_capabilities")
-        key = api_key()
+        request = urllib.request.Request(f"{self._address_or_default}/api/v1/get_server_capabilities")
+        key = api_key_from_environment()
         if key is not None:
             request.add_header("X-API-Key", key)
         self._wait_until_well(self.connect_s)
@@ -139,7 +139,7 @@ class TinkerService:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in (401, 402, 403):
-                raise self._translated("asking for its models", _Status(error.code)) from None
+                raise self._translate_error("asking for its models", _Status(error.code)) from None
             return None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
@@ -150,27 +150,27 @@ class TinkerService:
         return [m if isinstance(m, str) else str(m.get("model_name")) for m in models]
 
     @property
-    def client(self) -> Any:
+    def service_client(self) -> Any:
         """The SDK's ServiceClient, with a session that is open: a wrong key is known here, before anything is asked of
         it."""
         if self._client is None:
-            api_key()
-            tinker = load_sdk()
+            api_key_from_environment()
+            tinker = load_tinker_sdk()
             self._wait_until_well(self.connect_s)
             options = {} if self.url is None else {"base_url": self.url}
 
-            def open_session() -> Any:
+            def open_service_session() -> Any:
                 client = tinker.ServiceClient(**options)
                 getattr(client, "holder", None)  # since 0.38 the session itself waits for its first use
                 return client
 
-            self._client = self.call("opening a session", open_session)
+            self._client = self.call_with_watch("opening a session", open_service_session)
         return self._client
 
-    def trouble(self, timeout: float = 5.0) -> str | None:
+    def health_check_trouble(self, timeout: float = 5.0) -> str | None:
         """What is wrong with the service's health check now; None if it is well."""
         try:
-            with urllib.request.urlopen(f"{self._address}/api/v1/healthz", timeout=timeout):
+            with urllib.request.urlopen(f"{self._address_or_default}/api/v1/healthz", timeout=timeout):
                 return None
         except urllib.error.HTTPError as error:
             error.close()
@@ -182,7 +182,7 @@ class TinkerService:
     def _wait_until_well(self, seconds: float) -> None:
         deadline, pause = time.monotonic() + seconds, 0.25
         # No single try may outlast what is left: an address that swallows packets answers nothing at all.
-        while (trouble := self.trouble(max(0.5, min(5.0, deadline - time.monotonic())))) is not None:
+        while (trouble := self.health_check_trouble(max(0.5, min(5.0, deadline - time.monotonic())))) is not None:
             if time.monotonic() + pause > deadline:
                 raise ServiceError(
                     f"no Tinker-compatible service at {self.name}: {trouble} (tried for {seconds:g} s). Start it, or "
@@ -191,7 +191,7 @@ class TinkerService:
             time.sleep(pause)
             pause = min(2 * pause, 4.0)
 
-    def call(self, what: str, function: Callable[[], T]) -> T:
+    def call_with_watch(self, what: str, function: Callable[[], T]) -> T:
         """The function's result, run beside the watch.
 
         Args:
@@ -203,14 +203,14 @@ class TinkerService:
         """
         result: Future[T] = Future()
 
-        def work() -> None:
+        def set_result_of_call() -> None:
             try:
-                result.set_result(settle(function()))
+                result.set_result(wait_for_result(function()))
             except BaseException as error:
                 result.set_exception(error)
 
         # A daemon: a call that never returns must not keep the process from ending with its message.
-        threading.Thread(target=work, name=f"tinker {what}", daemon=True).start()
+        threading.Thread(target=set_result_of_call, name=f"tinker {what}", daemon=True).start()
         began, unwell_since = time.monotonic(), None
         while True:
             try:
@@ -218,10 +218,10 @@ class TinkerService:
             except NotYet:
                 if result.done():  # just now, or with a time-out of the request's own
                     if isinstance(result.exception(), NotYet):
-                        raise self._translated(what, TimeoutError("the request timed out")) from None
+                        raise self._translate_error(what, TimeoutError("the request timed out")) from None
                     continue
                 now = time.monotonic()
-                trouble = self.trouble()
+                trouble = self.health_check_trouble()
                 unwell_since = None if trouble is None else (unwell_since or now)
                 if unwell_since is not None and now - unwell_since >= self.patience_s:
                     raise ServiceError(
@@ -238,11 +238,11 @@ class TinkerService:
             except InputError:
                 raise
             except Exception as error:
-                raise self._translated(what, error) from error
+                raise self._translate_error(what, error) from error
 
-    def _translated(self, what: str, error: BaseException) -> ServiceError:
+    def _translate_error(self, what: str, error: BaseException) -> ServiceError:
         status = getattr(error, "status_code", None)
-        said = without_key(str(error).strip()).splitlines()
+        said = redact_service_key(str(error).strip()).splitlines()
         detail = f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
         if status in (401, 403):
             text = (
@@ -273,25 +273,25 @@ class TinkerService:
             return
         done: Future[None] = Future()
 
-        def work() -> None:
+        def close_session() -> None:
             try:
                 try:
-                    settle(close("success"))
+                    wait_for_result(close("success"))
                 except TypeError:  # SDKs before 0.38 take no status
-                    settle(close())
+                    wait_for_result(close())
             except Exception:  # the run is over and saved; a session that could not be closed times out on the service
                 pass
             finally:
                 done.set_result(None)
 
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=close_session, daemon=True).start()
         try:
             done.result(timeout=10)
         except NotYet:
             return
 
 
-def settle(value: Any) -> Any:
+def wait_for_result(value: Any) -> Any:
     """What a call came to: SDK 0.24 returns clients where 0.38 returns futures of them, so wait where there is
     something to wait for."""
     depth = 0

@@ -15,11 +15,16 @@ import torch
 from torch import Tensor
 
 from rollonce.errors import InputError
-from rollonce.policies.model_loading import LoraSettings, load_model, with_adapters, without_dropout
+from rollonce.policies.model_loading import (
+    LoraSettings,
+    load_model_and_tokenizer,
+    switch_off_dropout,
+    wrap_with_adapters,
+)
 from rollonce.policies.objective import token_log_probs
 from rollonce.policies.samples import Evaluation, Samples
-from rollonce.policies.sampling import Drawn, draw
-from rollonce.policies.small_llama import SmallLlama, fits, packed_hidden
+from rollonce.policies.sampling import Drawn, draw_padded_rollouts
+from rollonce.policies.small_llama import SmallLlama, is_small_plain_llama, packed_hidden_states
 
 _META = "rollonce_policy.json"
 MOST_SAMPLE_ROWS = 2048
@@ -61,7 +66,7 @@ class TransformersPolicy:
         if "{prompt}" not in prompt_template:
             raise InputError(f"the prompt template must hold {{prompt}}; {prompt_template!r} does not")
         self.device = torch.device(device)
-        self.model = without_dropout(model.to(self.device))
+        self.model = switch_off_dropout(model.to(self.device))
         self.tokenizer = tokenizer
         self.autocast = autocast
         self.sample_rows = sample_rows
@@ -72,7 +77,7 @@ class TransformersPolicy:
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.eval()
-        self.eos_ids = self._eos_ids()
+        self.eos_ids = self._find_end_of_sequence_ids()
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.eos_ids)
 
     @classmethod
@@ -117,12 +122,12 @@ class TransformersPolicy:
         base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"] if saved_adapter else name
         frozen_base = lora is not None or saved_adapter
         dtype = torch.bfloat16 if bf16 and frozen_base else torch.float32
-        model, tokenizer = load_model(base, dtype, attention, local_only)
+        model, tokenizer = load_model_and_tokenizer(base, dtype, attention, local_only)
         if frozen_base:
-            model = with_adapters(model, lora, name if saved_adapter else None)
+            model = wrap_with_adapters(model, lora, name if saved_adapter else None)
         return cls(model, tokenizer, device=device, autocast=bf16, base=base if frozen_base else None, **options)
 
-    def _eos_ids(self) -> frozenset[int]:
+    def _find_end_of_sequence_ids(self) -> frozenset[int]:
         configured = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ids = set(configured if isinstance(configured, list | tuple) else [configured]) | {self.tokenizer.eos_token_id}
         found = frozenset(int(i) for i in ids if i is not None)
@@ -132,7 +137,7 @@ class TransformersPolicy:
 
     # ---- text in
 
-    def render(self, prompt: str) -> str:
+    def render_prompt(self, prompt: str) -> str:
         """The prompt as the model reads it: template, then the tokenizer's chat template where it has one."""
         text = self.prompt_template.replace("{prompt}", prompt)
         if not getattr(self.tokenizer, "chat_template", None):
@@ -142,11 +147,11 @@ class TransformersPolicy:
             [*messages, {"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
         )
 
-    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def encode_prompts(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask of rendered prompts, padded on the left (B, P)."""
         # A chat template writes the special tokens itself; adding them again would double the first.
         special = not getattr(self.tokenizer, "chat_template", None)
-        rows = [self.tokenizer(self.render(p), add_special_tokens=special)["input_ids"] for p in prompts]
+        rows = [self.tokenizer(self.render_prompt(p), add_special_tokens=special)["input_ids"] for p in prompts]
         for prompt, row in zip(prompts, rows, strict=True):
             if not row:
                 raise InputError(f"the prompt {prompt!r} has no tokens, and a model cannot begin from nothing")
@@ -202,8 +207,8 @@ class TransformersPolicy:
         parts = []
         for start in range(0, len(prompts), rows):
             some = list(prompts[start : start + rows])
-            ids_BP, mask_BP = self.encode(some)
-            with self._drawing() as draw_rollouts:
+            ids_BP, mask_BP = self.encode_prompts(some)
+            with self._drawing_from_model() as draw_rollouts:
                 drawn = draw_rollouts(
                     ids_BP.to(self.device),
                     mask_BP.to(self.device),
@@ -230,15 +235,15 @@ class TransformersPolicy:
                     temperature=temperature,
                 )
             )
-        return parts[0] if len(parts) == 1 else Samples.concatenate(parts)
+        return parts[0] if len(parts) == 1 else Samples.concatenate_samples(parts)
 
-    def evaluate(self, samples: Samples, *, hidden: bool = False) -> Evaluation:
+    def evaluate_rollouts(self, samples: Samples, *, hidden: bool = False) -> Evaluation:
         """Log-probabilities (with gradient, unless under ``torch.no_grad``) and entropies of given rollouts, all in one
         forward pass.
 
-        For micro-batches call it on the parts of `Samples.split` and give each loss the whole batch's token count.
+        For micro-batches call it on the parts of `Samples.split_into_micro_batches` and give each loss the whole batch's token count.
         """
-        if not self.autocast and not self.gradient_checkpointing and fits(self.model):
+        if not self.autocast and not self.gradient_checkpointing and is_small_plain_llama(self.model):
             return self._evaluate_packed(samples, hidden=hidden)
         return self._evaluate_padded(samples, hidden=hidden)
 
@@ -248,7 +253,7 @@ class TransformersPolicy:
         order = torch.argsort(length_B + samples.lengths_B, descending=True, stable=True)
         both_BL = torch.cat([samples.prompt_mask_BP, samples.response_mask_BT], dim=1)[order]
         ids_N = torch.cat([samples.prompt_ids_BP, samples.response_ids_BT], dim=1)[order][both_BL]
-        hidden_ND = packed_hidden(self.model, ids_N, both_BL.sum(dim=1).tolist())
+        hidden_ND = packed_hidden_states(self.model, ids_N, both_BL.sum(dim=1).tolist())
         # A token's distribution, and its value, come from the hidden state one token before it.
         is_response_N = torch.cat([torch.zeros_like(samples.prompt_mask_BP), samples.response_mask_BT], dim=1)[order][
             both_BL
@@ -290,7 +295,7 @@ class TransformersPolicy:
         recompute = self.gradient_checkpointing and torch.is_grad_enabled()
         if recompute:  # which transformers does in training mode alone; dropout is off either way
             self.model.train()
-        with self._autocast():
+        with self._autocast_context():
             output = self.model(
                 input_ids=ids_BL.to(self.device),
                 use_cache=False,
@@ -310,21 +315,21 @@ class TransformersPolicy:
             log_probs_BT.masked_fill(~mask_BT, 0.0), entropies_BT.masked_fill(~mask_BT, 0.0), mask_BT, hidden_BTD
         )
 
-    def log_probs(self, samples: Samples) -> Tensor:
+    def compute_log_probs(self, samples: Samples) -> Tensor:
         """``evaluate(samples).log_probs_BT``: (B, T), with gradient, 0 in the padding."""
-        return self.evaluate(samples).log_probs_BT
+        return self.evaluate_rollouts(samples).log_probs_BT
 
     @contextlib.contextmanager
-    def _drawing(self) -> Iterator[Callable[..., Drawn]]:
+    def _drawing_from_model(self) -> Iterator[Callable[..., Drawn]]:
         """What draws rollouts from the model as it is now: a small Llama on a CPU has code of its own for it."""
         self.model.eval()
-        with torch.no_grad(), self._autocast():
-            if not self.autocast and fits(self.model):
-                yield SmallLlama(self.model).draw
+        with torch.no_grad(), self._autocast_context():
+            if not self.autocast and is_small_plain_llama(self.model):
+                yield SmallLlama(self.model).draw_padded_rollouts
             else:
-                yield partial(draw, self.model)
+                yield partial(draw_padded_rollouts, self.model)
 
-    def _autocast(self) -> Any:
+    def _autocast_context(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     # ---- what is trained
@@ -357,7 +362,7 @@ class TransformersPolicy:
             for name, parameter in mine.items():
                 parameter.copy_(state[name])
 
-    def frozen_copy(self) -> TransformersPolicy:
+    def make_frozen_copy(self) -> TransformersPolicy:
         """This policy as it is now, untrainable: the reference of a KL penalty, or the stale policy of an off-policy
         lag."""
         other = copy.copy(self)

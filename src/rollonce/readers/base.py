@@ -1,7 +1,7 @@
 """What every reader shares: a row, a block of rows, and the class that a format is.
 
-A *format* is one file with one class that knows one writer: `Format.sniff` recognises its files by looking at them,
-`Format.rows` turns one record into rollouts. Reading lines, checking values, skipping bad rows and grouping into tasks
+A *format* is one file with one class that knows one writer: `Format.is_file_of_format` recognises its files by looking at them,
+`Format.parse_rollout_rows` turns one record into rollouts. Reading lines, checking values, skipping bad rows and grouping into tasks
 happen once, outside the formats (``jsonl.py``, ``table.py``, ``read.py``).
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from rollonce.errors import InputError
-from rollonce.readers.jsonl import Reject, Tell, json_blocks
+from rollonce.readers.jsonl import Reject, Tell, read_json_blocks
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
-from rollonce.readers.values import keys_of, lookup
+from rollonce.readers.values import describe_record_keys, look_up_dotted_key
 
 
 class Row(NamedTuple):
@@ -85,49 +85,49 @@ class Format(ABC):
 
     @classmethod
     @abstractmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """Whether this file is one of ours, by what is in it."""
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
+    def find_policy_name(cls, probe: Probe) -> str | None:
         """The name of the policy that a file's rollouts were sampled from, if the file or its place says it."""
         return None
 
-    def start(self, probe: Probe) -> None:  # noqa: B027 - optional: most formats need nothing
+    def prepare_for_file(self, probe: Probe) -> None:  # noqa: B027 - optional: most formats need nothing
         """Called before the rows of each file, for what a format needs to know of the file as a whole."""
 
-    def records(
+    def read_record_blocks(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Blocks of (line numbers, records) of a file; JSON Lines unless overridden."""
-        return json_blocks(probe.path, reject, tell)
+        return read_json_blocks(probe.path, reject, tell)
 
-    def same_rollout(self, record: Any) -> str | None:
+    def find_shared_rollout_key(self, record: Any) -> str | None:
         """For logs that write one rollout as several rows in a row: what its rows have in common. None: each row stands
         for itself."""
         return None
 
-    def merge(self, first: Any, last: Any) -> Any:
+    def merge_rollout_rows(self, first: Any, last: Any) -> Any:
         """One record out of a rollout's first and last row."""
         return last
 
-    def named_reward(self, record: Any, own_key: str) -> Any:
+    def read_named_reward(self, record: Any, own_key: str) -> Any:
         """The reward under the key that ``reward=`` names, or else under the format's own."""
         key = self.options.reward or own_key
-        value = lookup(record, key)
+        value = look_up_dotted_key(record, key)
         if value is None and not (isinstance(record, dict) and key in record):
-            raise InputError(f"no reward {key!r} (--reward) in this row; {keys_of(record)}")
+            raise InputError(f"no reward {key!r} (--reward) in this row; {describe_record_keys(record)}")
         return value
 
     @abstractmethod
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """The rollouts of one record (none, if it is no rollout, or filtered out).
 
         Raises:
             InputError: if the record is not what this format writes.
         """
 
-    def block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
+    def build_rollout_block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
         """The rollouts of many records, each through `rows`; bad ones go to ``reject``."""
         options = self.options
         out = Block(file, [], [], [], [], [], [], [], [], {c.name: [] for c in options.columns})
@@ -136,10 +136,10 @@ class Format(ABC):
         assert isinstance(out.lines, list)
         for line, record in zip(lines, records, strict=True):
             try:
-                for row in self.rows(record):
+                for row in self.parse_rollout_rows(record):
                     if named_keys:
-                        row = _with_named_keys(row, record, options)
-                    values = [c.value(record, task=row.task, prompt=row.prompt) for c in options.columns]
+                        row = _replace_named_fields(row, record, options)
+                    values = [c.read_column_value(record, task=row.task, prompt=row.prompt) for c in options.columns]
                     out.lines.append(line)
                     for target, value in zip(fields, row, strict=True):
                         target.append(value)  # pyright: ignore[reportOptionalMemberAccess]
@@ -152,7 +152,7 @@ class Format(ABC):
                     file,
                     line,
                     f"not a row of the format {self.name!r} ({type(error).__name__}: {str(error)[:120]}); "
-                    f"{keys_of(record)}",
+                    f"{describe_record_keys(record)}",
                 )
         return out
 
@@ -164,19 +164,19 @@ class RowMerger:
     def __init__(self, reader: Format) -> None:
         self._reader = reader
         self._held: tuple[int, Any, str] | None = None
-        self._needed = type(reader).same_rollout is not Format.same_rollout
+        self._needed = type(reader).find_shared_rollout_key is not Format.find_shared_rollout_key
 
-    def push(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any]]:
+    def merge_record_block(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any]]:
         """A block in, the records that are whole out."""
         if not self._needed:
             return lines, records
         out_lines: list[int] = []
         out: list[Any] = []
         for line, record in zip(lines, records, strict=True):
-            key = self._reader.same_rollout(record)
+            key = self._reader.find_shared_rollout_key(record)
             if self._held is not None:
                 if key == self._held[2]:
-                    self._held = (self._held[0], self._reader.merge(self._held[1], record), self._held[2])
+                    self._held = (self._held[0], self._reader.merge_rollout_rows(self._held[1], record), self._held[2])
                     continue
                 out_lines.append(self._held[0])
                 out.append(self._held[1])
@@ -188,7 +188,7 @@ class RowMerger:
                 self._held = (line, record, key)
         return out_lines, out
 
-    def flush(self) -> tuple[Sequence[int], list[Any]]:
+    def flush_held_record(self) -> tuple[Sequence[int], list[Any]]:
         held, self._held = self._held, None
         return ([], []) if held is None else ([held[0]], [held[1]])
 
@@ -202,7 +202,7 @@ _NAMED_KEYS = {
 }
 
 
-def _with_named_keys(row: Row, record: Any, options: Options) -> Row:
+def _replace_named_fields(row: Row, record: Any, options: Options) -> Row:
     """A format's row with the keys that the user named put in place of the format's own."""
     for name, option in _NAMED_KEYS.items():
         key = getattr(options, option)
@@ -211,8 +211,8 @@ def _with_named_keys(row: Row, record: Any, options: Options) -> Row:
         if key == "":  # an empty key says: this log has none
             row = row._replace(**{name: None})
             continue
-        value = lookup(record, key)
+        value = look_up_dotted_key(record, key)
         if value is None and name not in ("length", "log_prob"):
-            raise InputError(f"no key {key!r} in this row; {keys_of(record)}")
+            raise InputError(f"no key {key!r} in this row; {describe_record_keys(record)}")
         row = row._replace(**{name: value})
     return row

@@ -29,7 +29,7 @@ from rollonce.readers.join import NO_PROMPTS, Join
 from rollonce.readers.jsonl import Reject, Tell
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
-from rollonce.readers.values import keys_of, kind_of
+from rollonce.readers.values import describe_record_keys, describe_value_kind
 
 _PASSED = ("pass", "success")  # from 0.2 on; before
 _MODEL_AND_TEMPERATURE = re.compile(r"^.+_temp_\d+(?:\.\d+)?")
@@ -45,12 +45,12 @@ class _WithoutPrompts(Format):
         self._join: Join | None = None
         self._run = ""
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         if self.options.join is not None and self.options.join != NO_PROMPTS and self._join is None:
             self._join = Join(self.options.join, ("task_id", "name"))
         self._run = str(probe.path)
 
-    def prompt(self, task: str) -> Any:
+    def find_task_prompt(self, task: str) -> Any:
         """The prompt of a task.
 
         Raises:
@@ -63,27 +63,29 @@ class _WithoutPrompts(Format):
                 f"{self.name} results hold no prompts; join the benchmark's own file by task_id (join=, --join: rows "
                 f"with 'task_id' and 'prompt'), or say join={NO_PROMPTS!r} if baselines that read no prompt are enough"
             )
-        return self._join.find({"task_id": task, "name": task}).prompt
+        return self._join.find_joined_task({"task_id": task, "name": task}).prompt
 
 
 class _Document(_WithoutPrompts):
     streams = False
 
-    def records(
+    def read_record_blocks(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """The results, numbered from 1."""
-        document = probe.document
+        document = probe.parsed_document
         if not isinstance(document, dict):
-            raise InputError(f"not a result file of {self.name}: {kind_of(document)}", file=probe.path)
+            raise InputError(f"not a result file of {self.name}: {describe_value_kind(document)}", file=probe.path)
         try:
-            records = list(self.results(document))
+            records = list(self.extract_document_results(document))
         except (KeyError, TypeError, AttributeError, ValueError):
-            raise InputError(f"not a result file of {self.name}; {keys_of(document)}", file=probe.path) from None
+            raise InputError(
+                f"not a result file of {self.name}; {describe_record_keys(document)}", file=probe.path
+            ) from None
         yield range(1, len(records) + 1), records
 
     @abstractmethod
-    def results(self, document: dict[str, Any]) -> Iterable[Any]:
+    def extract_document_results(self, document: dict[str, Any]) -> Iterable[Any]:
         """The results in a file, one per rollout or task."""
 
 
@@ -92,9 +94,9 @@ class EvalPlus(_Document):
     whole_file = True
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``hash`` and ``eval`` of lists of results with ``base_status``, or before 0.2 of ``base`` and ``plus``."""
-        if not probe.has("hash", "eval") or not isinstance(probe.record["eval"], dict):
+        if not probe.has_all_keys("hash", "eval") or not isinstance(probe.record["eval"], dict):
             return False
         first = next(iter(probe.record["eval"].values()), None)
         if isinstance(first, dict):
@@ -102,7 +104,7 @@ class EvalPlus(_Document):
         return isinstance(first, list) and (not first or "base_status" in first[0])
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
+    def find_policy_name(cls, probe: Probe) -> str | None:
         """EvalPlus names its files (before 0.3: their folder) by model and temperature."""
         for name in (probe.path.name, probe.path.absolute().parent.name):
             match = _MODEL_AND_TEMPERATURE.match(name)
@@ -110,7 +112,7 @@ class EvalPlus(_Document):
                 return match.group(0)
         return None
 
-    def results(self, document: dict[str, Any]) -> Iterable[Any]:
+    def extract_document_results(self, document: dict[str, Any]) -> Iterable[Any]:
         """Every sample of every task, with its position in the task's list."""
         for task, samples in document["eval"].items():
             if isinstance(samples, dict):  # before 0.2: a list of [status, details] for each kind of test
@@ -122,7 +124,7 @@ class EvalPlus(_Document):
             for i, sample in enumerate(samples):
                 yield {**sample, "task_id": task, "position": i}
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         base, plus = record["base_status"], record.get("plus_status")
         if self.options.reward not in (None, "base", "plus"):
             raise InputError(f"reward={self.options.reward!r}: EvalPlus has 'base' and 'plus'")
@@ -130,7 +132,7 @@ class EvalPlus(_Document):
             raise InputError("no plus_status: this was run with base_only; say reward='base'")
         passed = base in _PASSED and (plus in _PASSED or plus is None or self.options.reward == "base")
         task = record["task_id"]
-        yield Row(self.prompt(task), passed, task, f"{self._run}#{record['position']}")
+        yield Row(self.find_task_prompt(task), passed, task, f"{self._run}#{record['position']}")
 
 
 class HumanEval(_WithoutPrompts):
@@ -140,15 +142,17 @@ class HumanEval(_WithoutPrompts):
     whole_file = True
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``task_id``, ``completion``, ``result`` and ``passed``, and no prompt."""
         return (
-            probe.kind == "jsonl" and probe.has("task_id", "completion", "result", "passed") and probe.lacks("prompt")
+            probe.kind == "jsonl"
+            and probe.has_all_keys("task_id", "completion", "result", "passed")
+            and probe.has_none_of_keys("prompt")
         )
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         task = record["task_id"]
-        yield Row(self.prompt(task), self.named_reward(record, "passed"), task)
+        yield Row(self.find_task_prompt(task), self.read_named_reward(record, "passed"), task)
 
 
 class AutomationBench(_Document):
@@ -157,27 +161,27 @@ class AutomationBench(_Document):
     name = "automationbench"
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
+    def find_policy_name(cls, probe: Probe) -> str | None:
         """The model in the export's own description."""
-        return probe.document["meta"].get("model")
+        return probe.parsed_document["meta"].get("model")
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``meta``, ``summary`` and ``tasks`` with names and scores."""
-        if not probe.has("meta", "summary", "tasks") or not isinstance(probe.record["tasks"], list):
+        if not probe.has_all_keys("meta", "summary", "tasks") or not isinstance(probe.record["tasks"], list):
             return False
         first = next(iter(probe.record["tasks"]), None)
         return first is None or (isinstance(first, dict) and {"name", "score", "passed"} <= set(first))
 
-    def results(self, document: dict[str, Any]) -> Iterable[Any]:
+    def extract_document_results(self, document: dict[str, Any]) -> Iterable[Any]:
         return document["tasks"]
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         before = []
         for message in record.get("messages") or []:
             if message.get("role") == "assistant":
                 break
             before.append(message)
-        prompt = render_messages(before) if before else self.prompt(record["name"])
-        reward = self.named_reward(record, "score")
+        prompt = render_messages(before) if before else self.find_task_prompt(record["name"])
+        reward = self.read_named_reward(record, "score")
         yield Row(prompt, reward, record["name"], self._run, record.get("output_tokens"))

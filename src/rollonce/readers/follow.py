@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from rollonce.errors import InputError
 from rollonce.readers.base import Format, RowMerger
-from rollonce.readers.jsonl import BLOCK_BYTES, parse_block, parse_line
+from rollonce.readers.jsonl import BLOCK_BYTES, parse_json_line, parse_line_block
 from rollonce.readers.options import Options, ReadOptions
-from rollonce.readers.paths import PathLike, expand
-from rollonce.readers.probe import Probe, probe_file
-from rollonce.readers.registry import format_named, recognise
+from rollonce.readers.paths import PathLike, expand_to_files
+from rollonce.readers.probe import Probe, probe_file_content
+from rollonce.readers.registry import find_format_by_name, recognise_format
 from rollonce.readers.table import TableBuilder
 
 _NOT_YET = ("the file is empty", "no such file", "no file matches", "nothing readable")
@@ -72,10 +72,10 @@ def follow(
         InputError: for what `read_rollouts` would raise for, for a format that is no JSON Lines, for gzip, and if a
             file shrinks.
     """
-    stream = _Stream(Options.of(options))
+    stream = _Stream(Options.from_keywords(options))
     while True:
         last = stop is not None and stop()
-        yield from stream.news(path, last)
+        yield from stream.read_new_rollouts(path, last)
         if last:
             return
         time.sleep(poll)
@@ -86,15 +86,15 @@ class _Stream:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.format = format_named(options.forced_format) if options.forced_format else None
+        self.format = find_format_by_name(options.forced_format_name) if options.forced_format_name else None
         self.reader: Format | None = None
         self.builder = TableBuilder(skip_bad_rows=options.skip_bad_rows, max_prompt_chars=options.max_prompt_chars)
         self.tails: dict[Path, _Tail] = {}
         self.order = 0
 
-    def news(self, path: PathLike, last: bool) -> Iterator[Rows]:
+    def read_new_rollouts(self, path: PathLike, last: bool) -> Iterator[Rows]:
         try:
-            files = expand(path)[1]
+            files = expand_to_files(path)[1]
         except InputError as error:
             if not last and any(error.message.startswith(s) for s in _NOT_YET):
                 return
@@ -102,19 +102,19 @@ class _Stream:
         for i, file in enumerate(files):
             tail = self.tails.get(file)
             if tail is None:
-                tail = self._open(file, last)
+                tail = self._open_followed_file(file, last)
                 if tail is None:
                     continue
                 self.tails[file] = tail
             # A later file means that this one is finished: trainers write them one after the other.
             finish = last or i + 1 < len(files)
             if not (tail.finished and file.stat().st_size == tail.offset):
-                yield from self._read(tail, finish)
+                yield from self._read_appended_rows(tail, finish)
             tail.finished = finish
 
-    def _open(self, file: Path, last: bool) -> _Tail | None:
-        probe = probe_file(file)
-        known = self.format or recognise(probe)
+    def _open_followed_file(self, file: Path, last: bool) -> _Tail | None:
+        probe = probe_file_content(file)
+        known = self.format or recognise_format(probe)
         if probe.problem is not None or known is None or probe.record is None:
             if probe.problem is not None and "empty" not in probe.problem:
                 raise InputError(probe.problem, file=file)
@@ -137,24 +137,28 @@ class _Stream:
         probe.forget_document()
         return _Tail(probe, self.reader)
 
-    def _read(self, tail: _Tail, finish: bool) -> Iterator[Rows]:
+    def _read_appended_rows(self, tail: _Tail, finish: bool) -> Iterator[Rows]:
         reader, file = tail.reader, str(tail.probe.path)
-        reader.start(tail.probe)
-        for first_line, n, block in tail.new_lines(finish):
-            lines, records = tail.merger.push(*parse_block(block, first_line, n, file, self.builder.reject))
-            yield from self._rows(reader, file, lines, records)
+        reader.prepare_for_file(tail.probe)
+        for first_line, n, block in tail.read_new_line_blocks(finish):
+            lines, records = tail.merger.merge_record_block(
+                *parse_line_block(block, first_line, n, file, self.builder.reject_bad_row)
+            )
+            yield from self._convert_new_records(reader, file, lines, records)
         if finish:
-            yield from self._rows(reader, file, *tail.merger.flush())
+            yield from self._convert_new_records(reader, file, *tail.merger.flush_held_record())
 
-    def _rows(self, reader: Format, file: str, lines: Sequence[int], records: list[Any]) -> Iterator[Rows]:
-        self.builder.add(reader.block(file, lines, records, self.builder.reject))
-        taken = self.builder.take()
+    def _convert_new_records(
+        self, reader: Format, file: str, lines: Sequence[int], records: list[Any]
+    ) -> Iterator[Rows]:
+        self.builder.add_rollout_block(reader.build_rollout_block(file, lines, records, self.builder.reject_bad_row))
+        taken = self.builder.take_added_rows()
         if taken is None:
             return
         codes, rewards, lengths, log_probs, steps = taken
         order = np.arange(self.order, self.order + len(codes))
         self.order += len(codes)
-        prompts, ids, columns = self.builder.of_tasks(codes)
+        prompts, ids, columns = self.builder.select_task_fields(codes)
         yield Rows(prompts, ids, rewards, lengths, log_probs, steps, order, columns, file)
 
 
@@ -166,7 +170,7 @@ class _Tail:
         self.offset, self.line, self.finished = 0, 1, False
         self.merger = RowMerger(reader)
 
-    def new_lines(self, finish: bool) -> Iterator[tuple[int, int, bytes]]:
+    def read_new_line_blocks(self, finish: bool) -> Iterator[tuple[int, int, bytes]]:
         size = os.stat(self.probe.path).st_size
         if size < self.offset:
             raise InputError(
@@ -184,15 +188,15 @@ class _Tail:
                     rest += chunk
                     continue
                 block, rest = rest + chunk[:cut], chunk[cut:]
-                yield self._count(block, block.count(b"\n"))
+                yield self._advance_position(block, block.count(b"\n"))
             if finish and rest.strip():
                 try:
-                    parse_line(rest)
+                    parse_json_line(rest)
                 except InputError:
                     return  # cut off in the middle; if its writer lives, the rest will come
-                yield self._count(rest, 1)
+                yield self._advance_position(rest, 1)
 
-    def _count(self, block: bytes, n: int) -> tuple[int, int, bytes]:
+    def _advance_position(self, block: bytes, n: int) -> tuple[int, int, bytes]:
         first, self.line = self.line, self.line + n
         self.offset += len(block)
         return first, n, block

@@ -17,9 +17,15 @@ from rollonce.readers.join import NO_PROMPTS, Join
 from rollonce.readers.jsonl import Reject, Tell
 from rollonce.readers.one_policy import OnePolicy
 from rollonce.readers.options import Options
-from rollonce.readers.probe import Probe, row_blocks
-from rollonce.readers.unfold import counts_key, find_rows_key, nested_rows, rollouts_of_counts, rollouts_of_list
-from rollonce.readers.values import keys_of, kind_of, lookup, task_id_text
+from rollonce.readers.probe import Probe, read_row_blocks
+from rollonce.readers.unfold import (
+    extract_nested_rows,
+    find_counts_key,
+    find_nested_rows_key,
+    unfold_reward_counts,
+    unfold_reward_list,
+)
+from rollonce.readers.values import convert_id_to_text, describe_record_keys, describe_value_kind, look_up_dotted_key
 
 # Where a row of one's own keeps the reply of an OpenAI-compatible server (the last is the batch API's).
 _REPLIES = ("", "response.", "completion.", "response.body.")
@@ -93,47 +99,47 @@ class Generic(Format):
             self._join = Join(options.join, (*USUAL["task"], "id", "name"))  # pyright: ignore[reportArgumentType]
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """A row with something like a prompt and something like a reward, or such rows inside it."""
-        return is_row(probe.record) or find_rows_key(probe.record, is_row) is not None
+        return is_rollout_record(probe.record) or find_nested_rows_key(probe.record, is_rollout_record) is not None
 
-    def start(self, probe: Probe) -> None:
-        self._is_document = probe.is_document
-        if self.options.rows_key is None and not is_row(probe.record):
-            self._rows_key = find_rows_key(probe.record, is_row)
+    def prepare_for_file(self, probe: Probe) -> None:
+        self._is_document = probe.is_json_document
+        if self.options.rows_key is None and not is_rollout_record(probe.record):
+            self._rows_key = find_nested_rows_key(probe.record, is_rollout_record)
 
-    def records(
+    def read_record_blocks(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Blocks of rows of the file, whichever of the four kinds it is."""
-        return row_blocks(probe, reject, tell)
+        return read_row_blocks(probe, reject, tell)
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         values: dict[str, Any] = {}
-        keys = self.keys(record)
+        keys = self.resolve_field_keys(record)
         for what, key in keys.items():
-            value = lookup(record, key)
+            value = look_up_dotted_key(record, key)
             if (
                 value is None
                 and what in ("prompt", "reward", "task")
                 and not (isinstance(record, dict) and key in record)
             ):
-                raise InputError(f"no key {key!r} in this row; {keys_of(record)}")
+                raise InputError(f"no key {key!r} in this row; {describe_record_keys(record)}")
             if value is None and what == "task":
                 raise InputError(f"the task id ({key!r}) is null; it must be text or a number")
             values[what] = value
         if "prompt" not in keys:
-            values["prompt"] = self._joined_prompt(values["task"])
+            values["prompt"] = self._find_joined_prompt(values["task"])
         elif keys["prompt"] == "messages":
-            values["prompt"] = _before_the_answer(values["prompt"])
+            values["prompt"] = _cut_before_first_answer(values["prompt"])
         yield Row(**values)
 
-    def _joined_prompt(self, task: Any) -> Any:
+    def _find_joined_prompt(self, task: Any) -> Any:
         if self._join is None:
-            return task_id_text(task)
-        return self._join.find(dict.fromkeys(self._join.keys, task)).prompt
+            return convert_id_to_text(task)
+        return self._join.find_joined_task(dict.fromkeys(self._join.keys, task)).prompt
 
-    def keys(self, record: Any) -> dict[str, str]:
+    def resolve_field_keys(self, record: Any) -> dict[str, str]:
         """Which key holds which field of a row: named by the user, else guessed once from the first row.
 
         Raises:
@@ -142,30 +148,32 @@ class Generic(Format):
         if self._keys is not None:
             return self._keys
         if not isinstance(record, dict):
-            raise InputError(f"a row must be an object with keys, not {kind_of(record)}")
+            raise InputError(f"a row must be an object with keys, not {describe_value_kind(record)}")
         keys: dict[str, str] = {}
         for what, usual in USUAL.items():
             named = getattr(self.options, f"{what}_key")
             if what == "reward":
-                named = named or self.options.reward or counts_key(record)
+                named = named or self.options.reward or find_counts_key(record)
             if named is None:
-                named = next((k for k in usual if k in record or ("." in k and lookup(record, k) is not None)), None)
+                named = next(
+                    (k for k in usual if k in record or ("." in k and look_up_dotted_key(record, k) is not None)), None
+                )
             if named:  # '' says: this log has none
                 keys[what] = named
         if self.options.join is not None:
-            self._check_join(keys)
+            self._check_join_applies(keys)
         for what in ("prompt", "reward"):
             if what not in keys and not (what == "prompt" and self.options.join is not None):
                 more = " or give a file with the prompts (--join)" if what == "prompt" and "task" in keys else ""
                 raise InputError(
-                    f"no key for the {what}: none of the usual names ({', '.join(USUAL[what])}); {keys_of(record)}. "
+                    f"no key for the {what}: none of the usual names ({', '.join(USUAL[what])}); {describe_record_keys(record)}. "
                     f"Name it with {what}_key (--{what}-key){more}"
                 )
         self._keys = keys
-        self._rollouts_of = _unfolding(record, keys)
+        self._rollouts_of = _find_unfold_function(record, keys)
         return keys
 
-    def _check_join(self, keys: dict[str, str]) -> None:
+    def _check_join_applies(self, keys: dict[str, str]) -> None:
         if "prompt" in keys:
             raise InputError(
                 f"join= (--join) does nothing for rows that hold their prompt (under {keys['prompt']!r}); leave it "
@@ -174,32 +182,32 @@ class Generic(Format):
         if "task" not in keys:
             raise InputError("a join finds prompts by task id, and these rows have none; name it with --task-key")
 
-    def block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
+    def build_rollout_block(self, file: str, lines: Sequence[int], records: list[Any], reject: Reject) -> Block:
         """Many rows at once where their keys are plain; row by row where one lacks a key."""
         columns = self.options.columns
-        lines, records = self._unfolded(file, lines, records, reject)
+        lines, records = self._unfold_record_block(file, lines, records, reject)
         try:
-            keys = self.keys(next(r for r in records if isinstance(r, dict)))
+            keys = self.resolve_field_keys(next(r for r in records if isinstance(r, dict)))
         except (InputError, StopIteration):
-            return super().block(file, lines, records, reject)
+            return super().build_rollout_block(file, lines, records, reject)
         dotted = any("." in k for k in (*keys.values(), *(c.key for c in columns)))
         if (
             dotted
             or any(c.pattern or c.key in ("task_id", "prompt") for c in columns)
             or keys.get("prompt") in (None, "messages")
         ):
-            return super().block(file, lines, records, reject)
+            return super().build_rollout_block(file, lines, records, reject)
         need = {w: k for w, k in keys.items() if w in ("prompt", "reward", "task")}
         try:
             got = {w: list(map(itemgetter(k), records)) for w, k in need.items()}
             values = {c.name: list(map(itemgetter(c.key), records)) for c in columns}
         except (KeyError, TypeError, IndexError):
-            return super().block(file, lines, records, reject)
+            return super().build_rollout_block(file, lines, records, reject)
         if any({type(v) for v in column} - {str, int, float, bool} for column in values.values()) or None in got.get(
             "task", ()
         ):
-            return super().block(file, lines, records, reject)
-        maybe = {w: _each(records, k) for w, k in keys.items() if w not in need}
+            return super().build_rollout_block(file, lines, records, reject)
+        maybe = {w: _read_optional_values(records, k) for w, k in keys.items() if w not in need}
         return Block(
             file,
             lines,
@@ -213,45 +221,45 @@ class Generic(Format):
             values,
         )
 
-    def _unfolded(
+    def _unfold_record_block(
         self, file: str, lines: Sequence[int], records: list[Any], reject: Reject
     ) -> tuple[Sequence[int], list[Any]]:
         """One record per rollout, with the line that it came from (in a document: its number)."""
         if self._rows_key is not None:
-            lines, records = _each_unfolded(
-                file, lines, records, reject, lambda record: nested_rows(record, self._rows_key or "")
+            lines, records = _unfold_each_record(
+                file, lines, records, reject, lambda record: extract_nested_rows(record, self._rows_key or "")
             )
             if self._is_document:
                 lines = range(1, len(records) + 1)
         if self.options.split is not None:
-            lines, records = self._of_split(file, lines, records, reject)
-        lines, records = self._of_one_policy(lines, records)
+            lines, records = self._keep_rows_of_split(file, lines, records, reject)
+        lines, records = self._keep_single_policy_rows(lines, records)
         first = next((r for r in records if isinstance(r, dict)), None)
         if first is not None and self._keys is None:
             with contextlib.suppress(InputError):  # said when the row is read
-                self.keys(first)
+                self.resolve_field_keys(first)
         if self._rollouts_of is not None:
-            lines, records = _each_unfolded(file, lines, records, reject, self._rollouts_of)
+            lines, records = _unfold_each_record(file, lines, records, reject, self._rollouts_of)
         return lines, records
 
-    def _of_one_policy(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any]]:
+    def _keep_single_policy_rows(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any]]:
         if self._one_policy is None:
             first = next((r for r in records if isinstance(r, dict)), {})
             moves = bool(self.options.step_key) or any(key in first for key in USUAL["step"])
             self._one_policy = OnePolicy(self.options, moves)
-        lines, records, others = self._one_policy.keep(lines, records)
+        lines, records, others = self._one_policy.keep_policy_rows(lines, records)
         self.n_filtered += len(others)
         self.splits.update(others)
         return lines, records
 
-    def _of_split(
+    def _keep_rows_of_split(
         self, file: str, lines: Sequence[int], records: list[Any], reject: Reject
     ) -> tuple[Sequence[int], list[Any]]:
         kept: list[tuple[int, Any]] = []
         for line, record in zip(lines, records, strict=True):
             split = record.get("split") if isinstance(record, dict) else None
             if split is None:
-                reject(file, line, f"split= (--split) needs a key 'split' in each row; {keys_of(record)}")
+                reject(file, line, f"split= (--split) needs a key 'split' in each row; {describe_record_keys(record)}")
             elif split == self.options.split:
                 kept.append((line, record))
             else:
@@ -260,25 +268,27 @@ class Generic(Format):
         return [line for line, _ in kept], [record for _, record in kept]
 
 
-def is_row(record: Any) -> bool:
+def is_rollout_record(record: Any) -> bool:
     """Whether a record has something like a prompt and something like a reward."""
     if not isinstance(record, dict) or not any(k in record for k in USUAL["prompt"]):
         return False
-    return any(k in record for k in USUAL["reward"]) or counts_key(record) is not None
+    return any(k in record for k in USUAL["reward"]) or find_counts_key(record) is not None
 
 
-def _unfolding(record: dict[str, Any], keys: dict[str, str]) -> Callable[[dict[str, Any]], list[dict[str, Any]]] | None:
+def _find_unfold_function(
+    record: dict[str, Any], keys: dict[str, str]
+) -> Callable[[dict[str, Any]], list[dict[str, Any]]] | None:
     """How a record becomes one record per rollout, where it holds a whole group."""
     reward = keys["reward"]
     if "/" in reward and reward not in record:
-        return lambda record: rollouts_of_counts(record, reward)
-    if isinstance(lookup(record, reward), list):
+        return lambda record: unfold_reward_counts(record, reward)
+    if isinstance(look_up_dotted_key(record, reward), list):
         along = [key for what, key in keys.items() if what in ("rollout", "length", "log_prob", "step")]
-        return lambda record: rollouts_of_list(record, reward, along)
+        return lambda record: unfold_reward_list(record, reward, along)
     return None
 
 
-def _each_unfolded(
+def _unfold_each_record(
     file: str,
     lines: Sequence[int],
     records: list[Any],
@@ -298,7 +308,7 @@ def _each_unfolded(
     return out_lines, out
 
 
-def _before_the_answer(messages: Any) -> Any:
+def _cut_before_first_answer(messages: Any) -> Any:
     """The prompt of a stored conversation: what precedes the first answer, if an answer (or a tool's) ends it."""
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         return messages
@@ -308,7 +318,7 @@ def _before_the_answer(messages: Any) -> Any:
     return messages[: answers[0]] if answers else messages
 
 
-def _each(records: list[Any], key: str) -> list[Any]:
+def _read_optional_values(records: list[Any], key: str) -> list[Any]:
     try:
         return list(map(itemgetter(key), records))
     except KeyError:

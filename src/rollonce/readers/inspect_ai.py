@@ -14,10 +14,10 @@ from typing import Any
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.readers.base import Format, Row
 from rollonce.readers.jsonl import Reject, Tell
-from rollonce.readers.log_probs import per_token
+from rollonce.readers.log_probs import unwrap_token_log_probs
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
-from rollonce.readers.values import kind_of
+from rollonce.readers.values import describe_value_kind
 
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
@@ -33,25 +33,25 @@ class Inspect(Format):
         self._run = self._task = ""
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """A zip with Inspect's header or journal, or a JSON document with ``eval`` and ``status``."""
         if probe.kind == "zip":
             return "header.json" in probe.names or any(n.startswith("_journal/") for n in probe.names)
-        return probe.kind in ("json", "jsonl") and probe.has("version", "status", "eval", "plan")
+        return probe.kind in ("json", "jsonl") and probe.has_all_keys("version", "status", "eval", "plan")
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
-        read_eval_log, _ = _inspect_log_functions()
+    def find_policy_name(cls, probe: Probe) -> str | None:
+        read_eval_log, _ = _import_log_functions()
         try:
             return read_eval_log(str(probe.path), header_only=True).eval.model
         except (ValueError, OSError, KeyError):
             return None  # what is wrong with the file is said when its samples are read
 
-    def records(
+    def read_record_blocks(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """Samples, a few at a time: they can be long."""
-        read_eval_log, read_eval_log_samples = _inspect_log_functions()
+        read_eval_log, read_eval_log_samples = _import_log_functions()
         try:
             header = read_eval_log(str(probe.path), header_only=True)
             self._run = header.eval.run_id + "/" + header.eval.task_id
@@ -64,14 +64,14 @@ class Inspect(Format):
             )
             number = 1
             while batch := list(islice(samples, 64)):
-                yield range(number, number + len(batch)), [_plain(s) for s in batch]
+                yield range(number, number + len(batch)), [_convert_sample_to_dict(s) for s in batch]
                 number += len(batch)
         except (ValueError, OSError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"Inspect's reader cannot read it ({str(error)[:160]})", file=probe.path) from None
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """One sample of one epoch."""
         if record["error"]:
             raise InputError(
@@ -80,7 +80,7 @@ class Inspect(Format):
         task = f"{self._task}/{record['id']}"
         yield Row(
             record["input"],
-            _score(record["scores"], self.options.reward),
+            _read_sample_score(record["scores"], self.options.reward),
             task,
             f"{self._run}/{record['epoch']}",
             record["length"],
@@ -88,7 +88,7 @@ class Inspect(Format):
         )
 
 
-def _inspect_log_functions() -> tuple[Any, Any]:
+def _import_log_functions() -> tuple[Any, Any]:
     try:
         from inspect_ai.log import read_eval_log, read_eval_log_samples
     except ImportError:
@@ -96,7 +96,7 @@ def _inspect_log_functions() -> tuple[Any, Any]:
     return read_eval_log, read_eval_log_samples
 
 
-def _plain(sample: Any) -> dict[str, Any]:
+def _convert_sample_to_dict(sample: Any) -> dict[str, Any]:
     """The parts of Inspect's sample that are needed, as plain values; columns are looked up in it
     (``metadata.level``)."""
     text = sample.input
@@ -106,7 +106,9 @@ def _plain(sample: Any) -> dict[str, Any]:
     length = sum(usage) if usage else None
     # The log has the last model call's log-probabilities alone; they are the rollout's where it was the only call.
     choice = sample.output.choices[0] if sample.output and sample.output.choices else None
-    log_probs = None if choice is None or choice.logprobs is None else per_token(choice.logprobs.model_dump())
+    log_probs = (
+        None if choice is None or choice.logprobs is None else unwrap_token_log_probs(choice.logprobs.model_dump())
+    )
     if log_probs is not None and length is not None and abs(length - len(log_probs)) > 1:
         log_probs = None
     return {
@@ -122,7 +124,7 @@ def _plain(sample: Any) -> dict[str, Any]:
     }
 
 
-def _score(scores: dict[str, Any], wanted: str | None) -> Any:
+def _read_sample_score(scores: dict[str, Any], wanted: str | None) -> Any:
     if not scores:
         raise InputError("this sample was not scored; skip_bad_rows passes over such rows")
     if wanted is None:
@@ -144,6 +146,8 @@ def _score(scores: dict[str, Any], wanted: str | None) -> Any:
         value = value.get(key)
     if isinstance(value, str):
         if value not in _LETTERS:
-            raise InputError(f"the score is {kind_of(value)}; a number, true/false, or one of C, P, I, N is expected")
+            raise InputError(
+                f"the score is {describe_value_kind(value)}; a number, true/false, or one of C, P, I, N is expected"
+            )
         return _LETTERS[value]
     return value

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
 from rollonce.prompts import render_messages
-from rollonce.readers.probe import probe_file, row_blocks
-from rollonce.readers.values import kind_of, lookup
+from rollonce.readers.probe import probe_file_content, read_row_blocks
+from rollonce.readers.values import describe_value_kind, look_up_dotted_key
 
 NO_PROMPTS = "none"
 
@@ -37,22 +37,24 @@ class Join:
         self.path = Path(path)
         if not self.path.is_file():
             raise InputError("no such join file", file=self.path)
-        probe = probe_file(self.path)
+        probe = probe_file_content(self.path)
         if probe.problem:
             raise InputError(probe.problem, file=self.path)
         self._table: dict[tuple[str, ...], Joined] = {}
         self.keys: tuple[str, ...] = ()
-        for lines, records in row_blocks(probe, _stop):
+        for lines, records in read_row_blocks(probe, _raise_input_error):
             for line, record in zip(lines, records, strict=True):
-                self._add(line, record, keys)
+                self._add_join_file_row(line, record, keys)
         if not self._table:
             raise InputError("the join file has no rows", file=self.path)
 
-    def _add(self, line: int, record: Any, keys: tuple[str, ...]) -> None:
-        prompt = lookup(record, "prompt") if isinstance(record, dict) else None
+    def _add_join_file_row(self, line: int, record: Any, keys: tuple[str, ...]) -> None:
+        prompt = look_up_dotted_key(record, "prompt") if isinstance(record, dict) else None
         if prompt is None:
             raise InputError(
-                f"a row of a join file needs a 'prompt'; this one is {kind_of(record)}", file=self.path, line=line
+                f"a row of a join file needs a 'prompt'; this one is {describe_value_kind(record)}",
+                file=self.path,
+                line=line,
             )
         if isinstance(prompt, list):
             prompt = render_messages(prompt)
@@ -65,7 +67,7 @@ class Join:
         missing = [k for k in self.keys if k not in record]
         if missing:
             raise InputError(f"no {missing[0]!r} in this row, though the first row has it", file=self.path, line=line)
-        key = tuple(_text(record[k]) for k in self.keys)
+        key = tuple(_format_join_key(record[k]) for k in self.keys)
         new = Joined(prompt, record.get("task_id"))
         if self._table.setdefault(key, new) != new:
             raise InputError(
@@ -74,26 +76,26 @@ class Join:
                 line=line,
             )
 
-    def find(self, record: dict[str, Any]) -> Joined:
+    def find_joined_task(self, record: dict[str, Any]) -> Joined:
         """What belongs to a row of the log.
 
         Raises:
             InputError: if nothing does.
         """
-        key = tuple(_text(record.get(k)) for k in self.keys)
+        key = tuple(_format_join_key(record.get(k)) for k in self.keys)
         if key not in self._table:
             what = ", ".join(f"{k}={v}" for k, v in zip(self.keys, key, strict=True))
             raise InputError(f"the join file {self.path} has no prompt for {what}")
         return self._table[key]
 
 
-def _text(value: Any) -> str:
+def _format_join_key(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _stop(file: str, line: int | None, message: str) -> None:
+def _raise_input_error(file: str, line: int | None, message: str) -> None:
     raise InputError(message, file=file, line=line)
 
 

@@ -29,7 +29,7 @@ Tell = Callable[[int], None]
 BLOCK_BYTES = 1 << 18
 
 
-def open_binary(path: Path) -> BinaryIO:
+def open_unpacked_file(path: Path) -> BinaryIO:
     """The file's bytes, unpacked where its first bytes say gzip (whatever its name)."""
     try:
         with open(path, "rb") as f:
@@ -39,11 +39,11 @@ def open_binary(path: Path) -> BinaryIO:
         raise InputError(f"cannot be opened ({error.strerror or error})", file=path) from None
 
 
-def read_chunks(path: Path, size: int = BLOCK_BYTES, tell: Tell | None = None) -> Iterator[bytes]:
+def read_file_chunks(path: Path, size: int = BLOCK_BYTES, tell: Tell | None = None) -> Iterator[bytes]:
     """The file's bytes in pieces; a broken gzip becomes an `InputError` that says how far it read. ``tell`` hears the
     position on disk."""
     done = 0
-    with open_binary(path) as stream:
+    with open_unpacked_file(path) as stream:
         while True:
             try:
                 chunk = stream.read(size)
@@ -66,11 +66,11 @@ def read_chunks(path: Path, size: int = BLOCK_BYTES, tell: Tell | None = None) -
                 tell(done if packed is None else packed.tell())
 
 
-def line_blocks(path: Path, tell: Tell | None = None) -> Iterator[tuple[int, int, bytes]]:
+def read_line_blocks(path: Path, tell: Tell | None = None) -> Iterator[tuple[int, int, bytes]]:
     """Blocks of whole lines with the 1-based number of their first line and how many they are."""
     rest: list[bytes] = []  # the pieces of a line that is not yet whole; lines may be far longer than a chunk
     line, first = 1, True
-    for chunk in read_chunks(path, tell=tell):
+    for chunk in read_file_chunks(path, tell=tell):
         if first:
             chunk, first = (
                 chunk.removeprefix(b"\xef\xbb\xbf"),
@@ -89,13 +89,15 @@ def line_blocks(path: Path, tell: Tell | None = None) -> Iterator[tuple[int, int
         yield line, 1, b"".join(rest)
 
 
-def json_blocks(path: Path, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
+def read_json_blocks(path: Path, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
     """Blocks of (line numbers, records) of a JSON Lines file; lines that are no JSON go to ``reject``."""
-    for first_line, n, block in line_blocks(path, tell):
-        yield parse_block(block, first_line, n, str(path), reject)
+    for first_line, n, block in read_line_blocks(path, tell):
+        yield parse_line_block(block, first_line, n, str(path), reject)
 
 
-def parse_block(block: bytes, first_line: int, n: int, file: str, reject: Reject) -> tuple[Sequence[int], list[Any]]:
+def parse_line_block(
+    block: bytes, first_line: int, n: int, file: str, reject: Reject
+) -> tuple[Sequence[int], list[Any]]:
     """The records of a block of ``n`` whole lines, with their line numbers."""
     body = block[:-1] if block.endswith(b"\n") else block
     try:
@@ -110,14 +112,14 @@ def parse_block(block: bytes, first_line: int, n: int, file: str, reject: Reject
         if not text.strip():
             continue
         try:
-            records.append(parse_line(text))
+            records.append(parse_json_line(text))
             lines.append(first_line + i)
         except InputError as error:
             reject(file, first_line + i, error.message)
     return lines, records
 
 
-def parse_line(text: bytes) -> Any:
+def parse_json_line(text: bytes) -> Any:
     """One line's record.
 
     Python's own json writes NaN, Infinity and lone surrogates, none of which is JSON; such a line is read all the same,
@@ -155,14 +157,14 @@ def _without_lone_surrogates(value: Any) -> Any:
     return value
 
 
-def read_document(path: Path) -> Any:
+def read_json_document(path: Path) -> Any:
     """A file that is one JSON document."""
-    data = b"".join(read_chunks(path)).removeprefix(b"\xef\xbb\xbf")
+    data = b"".join(read_file_chunks(path)).removeprefix(b"\xef\xbb\xbf")
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         try:
-            return parse_line(data)
+            return parse_json_line(data)
         except InputError as bad:
             line = getattr(error, "lineno", 1)
             raise InputError(

@@ -43,12 +43,12 @@ class LmEval(Format):
         self._filter = options.filter
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``doc_id``, ``arguments``, ``resps`` and ``filtered_resps``."""
-        return probe.kind == "jsonl" and probe.has("doc_id", "arguments", "resps", "filtered_resps")
+        return probe.kind == "jsonl" and probe.has_all_keys("doc_id", "arguments", "resps", "filtered_resps")
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
+    def find_policy_name(cls, probe: Probe) -> str | None:
         """The model of the results beside the samples; without them the folder, where its name is a model's."""
         for beside in sorted(probe.path.parent.glob("results_*.json")):
             try:
@@ -59,13 +59,13 @@ class LmEval(Format):
         folder = probe.path.absolute().parent.name
         return folder if "__" in folder.strip("_") else None  # lm-eval writes org/model as org__model
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         """A run is a file; its task is in the name."""
         match = _NAME.match(probe.path.name)
         self._task = match.group(1) if match else ""
         self._run = str(probe.path)
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """One document's score in one run."""
         filtered = record.get("filter", "none")
         if self._filter is None:
@@ -95,10 +95,10 @@ class LmEval(Format):
             raise InputError(f"no metric {name!r}; this file has {', '.join(metrics)}")
         document = record.get("doc_hash", record["doc_id"])
         task = f"{self._task}/{document}" if self._task else document
-        yield Row(_prompt(record["arguments"]), record[name], task, self._run)
+        yield Row(_extract_request_prompt(record["arguments"]), record[name], task, self._run)
 
 
-def _prompt(arguments: Any) -> Any:
+def _extract_request_prompt(arguments: Any) -> Any:
     """The context of a document's first request."""
     prompt = arguments["gen_args_0"]["arg_0"] if isinstance(arguments, dict) else arguments[0][0]
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollonce.errors import InputError
-from rollonce.readers.values import kind_of
+from rollonce.readers.values import describe_value_kind
 
 # Rounding in half precision can lift the logarithm of a probability near 1 above 0 by this much.
 _ROUNDING = 2e-3
 _REMEDY = "name the key that holds log-probabilities (--log-prob-key), or say log_prob_key='' for none"
 
 
-def per_token(value: Any) -> Any:
+def unwrap_token_log_probs(value: Any) -> Any:
     """The list with one log-probability per token that an object of an OpenAI-compatible reply holds; anything else as
     it is.
 
@@ -35,7 +35,7 @@ def per_token(value: Any) -> Any:
     return value
 
 
-def summed(value: Any, n_tokens: float = math.nan) -> tuple[float, float]:
+def sum_token_log_probs(value: Any, n_tokens: float = math.nan) -> tuple[float, float]:
     """The sum over the response's tokens, and how many these are (NaN where neither is known).
 
     Args:
@@ -48,13 +48,13 @@ def summed(value: Any, n_tokens: float = math.nan) -> tuple[float, float]:
     """
     if value is None:
         return math.nan, n_tokens
-    value = per_token(value)
+    value = unwrap_token_log_probs(value)
     if not isinstance(value, list | tuple):
-        return _checked(value, "the log-probability"), n_tokens
+        return _validate_log_prob(value, "the log-probability"), n_tokens
     total = 0.0
     for i, token in enumerate(value):
         if type(token) is not float or not -math.inf < token <= 0.0:
-            token = _checked(token, f"the log-probability of token {i + 1} of {len(value)}")
+            token = _validate_log_prob(token, f"the log-probability of token {i + 1} of {len(value)}")
         total += token
     if abs(n_tokens - len(value)) > 1:
         raise InputError(
@@ -64,20 +64,20 @@ def summed(value: Any, n_tokens: float = math.nan) -> tuple[float, float]:
     return total, float(len(value)) if math.isnan(n_tokens) else n_tokens
 
 
-def summed_over_calls(calls: Iterable[Any]) -> tuple[float | None, int | None]:
+def sum_log_probs_over_calls(calls: Iterable[Any]) -> tuple[float | None, int | None]:
     """The sum over a rollout's model calls and the number of their tokens; None where a call has no log-probabilities.
 
     Raises:
         InputError: as `summed`.
     """
-    lists = [per_token(call) for call in calls]
+    lists = [unwrap_token_log_probs(call) for call in calls]
     if not lists or not all(isinstance(tokens, list) and tokens for tokens in lists):
         return None, None
     tokens = [token for tokens in lists for token in tokens]
-    return summed(tokens)[0], len(tokens)
+    return sum_token_log_probs(tokens)[0], len(tokens)
 
 
-def sums_of_block(
+def sum_block_log_probs(
     values: Sequence[Any], lengths_R: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """`summed` of many rollouts: sums (R,) and numbers of tokens (R,).
@@ -86,13 +86,13 @@ def sums_of_block(
         InputError: as `summed`, for the first wrong one, without saying which.
     """
     tokens = [math.nan] * len(values) if lengths_R is None else lengths_R.tolist()
-    pairs = [summed(value, n) for value, n in zip(values, tokens, strict=True)]
+    pairs = [sum_token_log_probs(value, n) for value, n in zip(values, tokens, strict=True)]
     return np.array([s for s, _ in pairs]), np.array([n for _, n in pairs])
 
 
-def _checked(value: Any, what: str) -> float:
+def _validate_log_prob(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InputError(f"{what} is {kind_of(value)}; it must be a number of at most 0; {_REMEDY}")
+        raise InputError(f"{what} is {describe_value_kind(value)}; it must be a number of at most 0; {_REMEDY}")
     if not math.isfinite(value):
         raise InputError(f"{what} is {value}; it must be finite; {_REMEDY}")
     if value > _ROUNDING:

@@ -10,13 +10,13 @@ from rollonce.errors import InputError
 from rollonce.readers.generic import Generic
 from rollonce.readers.options import Options, ReadOptions
 from rollonce.readers.probe import Probe
-from rollonce.readers.read import RolloutFile, read_files
+from rollonce.readers.read import RolloutFile, read_rollout_files
 from rollonce.rollouts import Rollouts
 
 _CALLED = "the rows given"
 
 
-def rows_of(source: Any) -> list[dict[str, Any]] | None:
+def convert_source_to_rows(source: Any) -> list[dict[str, Any]] | None:
     """The rows of a list of dictionaries, a data frame of pandas or polars, an Arrow table, a dataset of the hub, or
     whatever speaks Arrow's C stream; None for anything else."""
     if isinstance(source, Sequence) and not isinstance(source, str | bytes):
@@ -35,14 +35,18 @@ def rows_of(source: Any) -> list[dict[str, Any]] | None:
     return None
 
 
-def read_rows(rows: list[dict[str, Any]], *, name: str = "rollouts", **options: Unpack[ReadOptions]) -> Rollouts:
+def read_rows_in_memory(
+    rows: list[dict[str, Any]], *, name: str = "rollouts", **options: Unpack[ReadOptions]
+) -> Rollouts:
     """The table of rows under keys of their own (format ``generic``), as `read_rollouts` reads them from a file.
 
     Raises:
         InputError: naming the row, as for a file's line.
     """
-    wanted = Options.of(options)
-    if wanted.forced_format not in (None, Generic.name):
-        raise InputError(f"rows in memory are of the format 'generic', not {wanted.forced_format!r}; give the file")
+    wanted = Options.from_keywords(options)
+    if wanted.forced_format_name not in (None, Generic.name):
+        raise InputError(
+            f"rows in memory are of the format 'generic', not {wanted.forced_format_name!r}; give the file"
+        )
     probe = Probe(Path(_CALLED), kind="json", record=rows[0], _document=rows)
-    return read_files([RolloutFile(probe, Generic)], wanted, name=name, source=_CALLED)
+    return read_rollout_files([RolloutFile(probe, Generic)], wanted, name=name, source=_CALLED)

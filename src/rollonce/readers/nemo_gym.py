@@ -12,7 +12,7 @@ from typing import Any
 
 from rollonce.prompts import render_messages
 from rollonce.readers.base import Format, Row
-from rollonce.readers.log_probs import summed_over_calls
+from rollonce.readers.log_probs import sum_log_probs_over_calls
 from rollonce.readers.probe import Probe
 
 
@@ -21,26 +21,26 @@ class NemoGym(Format):
     uses = frozenset({"reward"})
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``responses_create_params`` with an input, and ``reward``."""
         return (
             probe.kind == "jsonl"
-            and probe.has("responses_create_params", "reward")
+            and probe.has_all_keys("responses_create_params", "reward")
             and "input" in probe.record["responses_create_params"]
         )
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         request, response = record["responses_create_params"], record.get("response") or {}
         prompt = request["input"]
         if request.get("instructions"):
             items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             prompt = render_messages([{"role": "system", "content": request["instructions"]}, *items])
-        log_prob, n_tokens = summed_over_calls(
+        log_prob, n_tokens = sum_log_probs_over_calls(
             item["generation_log_probs"] for item in response.get("output") or () if "generation_log_probs" in item
         )
         yield Row(
             prompt,
-            self.named_reward(record, "reward"),
+            self.read_named_reward(record, "reward"),
             record.get("_ng_task_index"),
             record.get("_ng_rollout_index"),
             (response.get("usage") or {}).get("output_tokens", n_tokens),

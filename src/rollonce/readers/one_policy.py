@@ -8,7 +8,7 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.readers.options import Options
-from rollonce.readers.values import keys_of
+from rollonce.readers.values import describe_record_keys
 
 POLICY_KEYS = ("model", "model_name", "model_id", "policy")
 
@@ -27,7 +27,7 @@ class OnePolicy:
         self._key: str | None = None
         self._policies: dict[str, None] = {}
 
-    def keep(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any], list[str]]:
+    def keep_policy_rows(self, lines: Sequence[int], records: list[Any]) -> tuple[Sequence[int], list[Any], list[str]]:
         """Lines and records that stay, and the policies of those that do not.
 
         Raises:
@@ -40,7 +40,7 @@ class OnePolicy:
             if self._wanted is not None and not self._key:
                 raise InputError(
                     f"filter={self._wanted!r} (--filter) does nothing for rows without a key {', '.join(POLICY_KEYS)}; "
-                    f"leave it out; {keys_of(first)}"
+                    f"leave it out; {describe_record_keys(first)}"
                 )
         if not self._key or (self._moves and self._wanted is None):
             return lines, records, []

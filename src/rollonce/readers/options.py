@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from rollonce.errors import InputError
 from rollonce.prompts import check_column_name
-from rollonce.readers.values import keys_of, kind_of, lookup
+from rollonce.readers.values import describe_record_keys, describe_value_kind, look_up_dotted_key
 
 
 class ColumnSpec(NamedTuple):
@@ -21,10 +21,10 @@ class ColumnSpec(NamedTuple):
     pattern: re.Pattern[str] | None
 
     @classmethod
-    def parse(cls, text: str) -> ColumnSpec:
+    def from_declaration(cls, text: str) -> ColumnSpec:
         """``name``, ``name=key`` or ``name=key:regex`` (its first group, or the whole match).
 
-        >>> ColumnSpec.parse("family=task_id:^([^/]+)").key
+        >>> ColumnSpec.from_declaration("family=task_id:^([^/]+)").key
         'task_id'
         """
         name, equals, rest = text.partition("=")
@@ -38,13 +38,15 @@ class ColumnSpec(NamedTuple):
         except re.error as error:
             raise InputError(f"column {text!r}: the pattern is not a regular expression ({error})") from None
 
-    def value(self, record: Any, *, task: Any, prompt: Any) -> Any:
+    def read_column_value(self, record: Any, *, task: Any, prompt: Any) -> Any:
         """This column's value of one rollout. ``task_id`` and ``prompt`` fall back to what the format found."""
-        value = lookup(record, self.key)
+        value = look_up_dotted_key(record, self.key)
         if value is None:
             value = {"task_id": task, "prompt": prompt}.get(self.key)
         if value is None:
-            raise InputError(f"no value for the column {self.name!r} (key {self.key!r}); {keys_of(record)}")
+            raise InputError(
+                f"no value for the column {self.name!r} (key {self.key!r}); {describe_record_keys(record)}"
+            )
         if self.pattern is not None:
             match = self.pattern.search(str(value))
             if match is None:
@@ -53,7 +55,7 @@ class ColumnSpec(NamedTuple):
                 )
             return match.group(1) if self.pattern.groups else match.group(0)
         if not isinstance(value, str | int | float | bool):
-            raise InputError(f"the column {self.name!r} must hold text or numbers, not {kind_of(value)}")
+            raise InputError(f"the column {self.name!r} must hold text or numbers, not {describe_value_kind(value)}")
         return value
 
 
@@ -100,17 +102,17 @@ class Options:
     max_prompt_chars: int = 1_000_000
 
     @classmethod
-    def of(cls, keywords: ReadOptions) -> Options:
+    def from_keywords(cls, keywords: ReadOptions) -> Options:
         """The options of a call.
 
         Raises:
             InputError: for a column that cannot be parsed.
         """
-        columns = tuple(map(ColumnSpec.parse, keywords.get("columns", ())))
+        columns = tuple(map(ColumnSpec.from_declaration, keywords.get("columns", ())))
         return cls(**(keywords | {"columns": columns}))  # pyright: ignore[reportArgumentType]
 
     @property
-    def forced_format(self) -> str | None:
+    def forced_format_name(self) -> str | None:
         """The format that the files are read as, whatever they look like: naming the key of the prompt, the
         reward or the rows says that they are the user's own."""
         return self.format or ("generic" if self.prompt_key or self.reward_key or self.rows_key else None)

@@ -13,7 +13,7 @@ PathLike = str | os.PathLike[str]
 _ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
 
 
-def expand(path: PathLike) -> tuple[bool, list[Path]]:
+def expand_to_files(path: PathLike) -> tuple[bool, list[Path]]:
     """The files that a path stands for, in natural order, and whether they were searched for (a directory)."""
     text = os.fspath(path)
     if not isinstance(text, str):
@@ -31,26 +31,26 @@ def expand(path: PathLike) -> tuple[bool, list[Path]]:
                 "(.gz too)",
                 file=here,
             )
-        return True, sorted(files, key=natural_order)
+        return True, sorted(files, key=natural_sort_key)
     if here.exists():
         raise InputError("neither a file nor a directory", file=here)
     if glob.has_magic(text):
         matches = [Path(p) for p in glob.glob(os.path.expanduser(text), recursive=True)]
-        files = sorted((p for p in matches if p.is_file()), key=natural_order)
+        files = sorted((p for p in matches if p.is_file()), key=natural_sort_key)
         if files:
             return False, files
         raise InputError("no file matches this pattern", file=text)
     raise InputError("no such file or directory", file=text)
 
 
-def natural_order(path: Path) -> list[tuple[int, int, str]]:
+def natural_sort_key(path: Path) -> list[tuple[int, int, str]]:
     """A sorting key under which ``step_2`` comes before ``step_10``."""
     return [
         (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in re.split(r"(\d+)", str(path)) if piece
     ]
 
 
-def name_of_set(path: PathLike) -> str:
+def derive_set_name(path: PathLike) -> str:
     """What a set read from this path is called: the file's or directory's name without the endings of data files."""
     first = Path(os.fspath(path))
     stem = re.sub(rf"({'|'.join(map(re.escape, _ENDINGS))})?(\.gz)?$", "", first.name, flags=re.IGNORECASE)

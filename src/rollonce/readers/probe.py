@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.jsonl import Reject, Tell, json_blocks, open_binary, parse_line, read_chunks, read_document
-from rollonce.readers.tabular import csv_blocks, csv_header, parquet_blocks
+from rollonce.readers.jsonl import (
+    Reject,
+    Tell,
+    open_unpacked_file,
+    parse_json_line,
+    read_file_chunks,
+    read_json_blocks,
+    read_json_document,
+)
+from rollonce.readers.tabular import parse_csv_header, read_csv_blocks, read_parquet_blocks
 
 _HEAD = 1 << 16
 _FIRST_LINE = 256 << 20
@@ -42,14 +50,14 @@ class Probe:
     _document: Any = field(default=None, repr=False)
 
     @property
-    def document(self) -> Any:
+    def parsed_document(self) -> Any:
         """A json file's whole document, parsed once."""
         if self._document is None:
-            self._document = read_document(self.path)
+            self._document = read_json_document(self.path)
         return self._document
 
     @property
-    def is_document(self) -> bool:
+    def is_json_document(self) -> bool:
         """Whether the file is one JSON document, on one line or on many."""
         return self.kind == "json" or self._document is not None
 
@@ -59,26 +67,26 @@ class Probe:
             self.record = None
         self._document = None
 
-    def has(self, *keys: str) -> bool:
+    def has_all_keys(self, *keys: str) -> bool:
         """Whether the first record is an object with all these keys."""
         return isinstance(self.record, dict) and all(k in self.record for k in keys)
 
-    def lacks(self, *keys: str) -> bool:
+    def has_none_of_keys(self, *keys: str) -> bool:
         """Whether the first record has none of these keys."""
         return isinstance(self.record, dict) and not any(k in self.record for k in keys)
 
 
-def probe_file(path: Path) -> Probe:
+def probe_file_content(path: Path) -> Probe:
     """Look at a file. Never raises for what is in it: `Probe.problem` says what is wrong, in a sentence."""
     probe = Probe(path)
     try:
-        _probe(probe)
+        _detect_file_kind(probe)
     except InputError as error:
         probe.problem = error.message
     return probe
 
 
-def _probe(probe: Probe) -> None:
+def _detect_file_kind(probe: Probe) -> None:
     path = probe.path
     with open(path, "rb") as f:
         head = f.read(_HEAD)
@@ -86,14 +94,14 @@ def _probe(probe: Probe) -> None:
         probe.problem = "the file is empty"
         return
     if head.startswith(b"\x1f\x8b"):
-        head = next(iter(read_chunks(path, _HEAD)), b"")
+        head = next(iter(read_file_chunks(path, _HEAD)), b"")
         if not head:
             probe.problem = "the file is empty (once unpacked)"
             return
     if head.startswith(b"PAR1"):
-        _probe_parquet(probe)
+        _probe_parquet_schema(probe)
     elif head.startswith(b"PK\x03\x04"):
-        _probe_zip(probe)
+        _probe_zip_members(probe)
     elif (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") or path.suffix.lower() in _PICKLES:
         probe.problem = f"a pickle (.pkl, .pt); {_REFUSED}"
     elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -106,10 +114,10 @@ def _probe(probe: Probe) -> None:
             "docs/formats.md"
         )
     else:
-        _probe_text(probe, head.removeprefix(b"\xef\xbb\xbf"))
+        _probe_json_or_csv(probe, head.removeprefix(b"\xef\xbb\xbf"))
 
 
-def _probe_parquet(probe: Probe) -> None:
+def _probe_parquet_schema(probe: Probe) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -123,7 +131,7 @@ def _probe_parquet(probe: Probe) -> None:
     }
 
 
-def _probe_zip(probe: Probe) -> None:
+def _probe_zip_members(probe: Probe) -> None:
     try:
         with zipfile.ZipFile(probe.path) as z:
             probe.names = z.namelist()
@@ -134,16 +142,16 @@ def _probe_zip(probe: Probe) -> None:
     probe.kind = "zip"
 
 
-def _probe_text(probe: Probe, head: bytes) -> None:
+def _probe_json_or_csv(probe: Probe, head: bytes) -> None:
     start = head.lstrip()[:1]
     if not head.strip():
         probe.problem = (
             "the file is empty (only white space)" if len(head) < _HEAD else "it starts with 64 KiB of white space"
         )
         return
-    if start == b"[" or (start == b"{" and not _first_lines(probe)):
+    if start == b"[" or (start == b"{" and not _find_first_record(probe)):
         try:
-            document = probe.document
+            document = probe.parsed_document
         except InputError as error:
             # Neither JSON Lines nor a document. Its rows are tried as JSON Lines, which says what is wrong at which
             # line.
@@ -154,19 +162,19 @@ def _probe_text(probe: Probe, head: bytes) -> None:
         probe.kind = "json"
         probe.record = document[0] if isinstance(document, list) and document else document
     elif start != b"{":
-        _probe_csv(probe, head)
+        _probe_csv_header(probe, head)
 
 
-def _first_lines(probe: Probe) -> bool:
+def _find_first_record(probe: Probe) -> bool:
     """Whether one of the first lines is a whole JSON value; it becomes the record."""
-    with open_binary(probe.path) as stream:
+    with open_unpacked_file(probe.path) as stream:
         try:
             for line in islice(iter(lambda: stream.readline(_FIRST_LINE), b""), 100):
                 text = line.removeprefix(b"\xef\xbb\xbf").strip()
                 if not text:
                     continue
                 try:
-                    value = parse_line(text)
+                    value = parse_json_line(text)
                 except InputError:
                     continue
                 if isinstance(value, dict):
@@ -179,7 +187,7 @@ def _first_lines(probe: Probe) -> bool:
     return False
 
 
-def _probe_csv(probe: Probe, head: bytes) -> None:
+def _probe_csv_header(probe: Probe, head: bytes) -> None:
     line = head.split(b"\n", 1)[0]
     probe.kind = "csv"
     try:
@@ -191,22 +199,24 @@ def _probe_csv(probe: Probe, head: bytes) -> None:
                 "UTF-8)"
             ) from None
         text = line.decode("utf-8", "ignore")
-    names = csv_header(text)
+    names = parse_csv_header(text)
     if len(names) < 2:
         # Not a table either. Taken as JSON Lines, so that the message is about the first line.
         probe.kind = "jsonl"
-        _first_lines(probe)
+        _find_first_record(probe)
     else:
         probe.record = dict.fromkeys(names, "")
 
 
-def row_blocks(probe: Probe, reject: Reject, tell: Tell | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
+def read_row_blocks(
+    probe: Probe, reject: Reject, tell: Tell | None = None
+) -> Iterator[tuple[Sequence[int], list[Any]]]:
     """Blocks of (line numbers, records) of a file of rows: JSON Lines, one JSON list, CSV or parquet."""
     if probe.kind == "parquet":
-        return parquet_blocks(probe.path)
+        return read_parquet_blocks(probe.path)
     if probe.kind == "csv":
-        return csv_blocks(probe.path, reject)
+        return read_csv_blocks(probe.path, reject)
     if probe.kind == "json":
-        rows = probe.document if isinstance(probe.document, list) else [probe.document]
+        rows = probe.parsed_document if isinstance(probe.parsed_document, list) else [probe.parsed_document]
         return iter([(range(1, len(rows) + 1), rows)])
-    return json_blocks(probe.path, reject, tell)
+    return read_json_blocks(probe.path, reject, tell)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, NoReturn, Unpack
 from rollonce.errors import InputError
 from rollonce.readers.base import Format, RowMerger
 from rollonce.readers.generic import USUAL
-from rollonce.readers.jsonl import Tell, json_blocks
+from rollonce.readers.jsonl import Tell, read_json_blocks
 from rollonce.readers.options import Options, ReadOptions
-from rollonce.readers.paths import PathLike, expand, name_of_set
-from rollonce.readers.probe import Probe, probe_file
-from rollonce.readers.registry import format_named, recognise
+from rollonce.readers.paths import PathLike, derive_set_name, expand_to_files
+from rollonce.readers.probe import Probe, probe_file_content
+from rollonce.readers.registry import find_format_by_name, recognise_format
 from rollonce.readers.table import TableBuilder
-from rollonce.readers.useful_columns import useful_columns
-from rollonce.readers.values import keys_of
+from rollonce.readers.useful_columns import suggest_useful_columns
+from rollonce.readers.values import describe_record_keys
 from rollonce.rollouts import Rollouts
 
 # What the code of a format may raise for a file that is not what it takes it for.
@@ -33,10 +33,10 @@ class RolloutFile(NamedTuple):
     format: type[Format]
 
     @property
-    def policy(self) -> str | None:
+    def sampling_policy(self) -> str | None:
         """The policy that the file's rollouts were sampled from, where that can be known."""
         try:
-            return self.format.policy_of(self.probe)
+            return self.format.find_policy_name(self.probe)
         except (InputError, *_NOT_OF_THE_FORMAT):
             return None  # what is wrong with the file is said when it is read
 
@@ -81,13 +81,13 @@ def read_rollouts(
         MissingExtraError: if a format needs a package that is not installed.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    wanted = Options.of(options)
-    files = find_files(given, wanted.forced_format)
+    wanted = Options.from_keywords(options)
+    files = find_rollout_files(given, wanted.forced_format_name)
     source = ", ".join(str(p) for p in given)
-    return read_files(files, wanted, name=name or name_of_set(given[0]), source=source, progress=progress)
+    return read_rollout_files(files, wanted, name=name or derive_set_name(given[0]), source=source, progress=progress)
 
 
-def read_files(
+def read_rollout_files(
     files: Sequence[RolloutFile],
     options: Options,
     *,
@@ -95,7 +95,7 @@ def read_files(
     source: str,
     progress: Callable[[int, int], Any] | None = None,
 ) -> Rollouts:
-    """The table of files that `find_files` found: `read_rollouts` without looking for them.
+    """The table of files that `find_rollout_files` found: `read_rollouts` without looking for them.
 
     Raises:
         InputError: if the files are of different formats, or for anything that cannot be read.
@@ -120,21 +120,21 @@ def read_files(
     with _no_garbage_collection():
         for (probe, _), size in zip(files, sizes, strict=True):
             tell = None if progress is None else lambda position, before=done: progress(before + position, total)
-            _read_file(probe, reader, builder, tell)
+            _read_file_into_table(probe, reader, builder, tell)
             done += size
             if progress is not None:
                 progress(done, total)
     if not builder.n_rows and reader.n_filtered and not builder.n_skipped:
         splits = f"; the file has {', '.join(sorted(reader.splits))}" if reader.splits else ""
         raise InputError(f"all {reader.n_filtered:,} rows were left out by split or filter{splits}", file=source)
-    return builder.build(name, source, reader.name, reader.unused_columns)
+    return builder.build_rollout_table(name, source, reader.name, reader.unused_columns)
 
 
 def _check_one_policy(files: Sequence[RolloutFile]) -> None:
     """Rollouts of two policies make no calibration set: what is between the policies would count as noise."""
     policies: dict[str, Path] = {}
     for file in files:
-        policy = file.policy
+        policy = file.sampling_policy
         if policy is not None:
             policies.setdefault(policy, file.probe.path)
     if len(policies) > 1:
@@ -145,15 +145,17 @@ def _check_one_policy(files: Sequence[RolloutFile]) -> None:
         )
 
 
-def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None) -> None:
+def _read_file_into_table(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None) -> None:
     file = str(probe.path)
     try:
         merger = RowMerger(reader)
-        for lines, records in _records(probe, reader, builder, tell):
+        for lines, records in _read_file_records(probe, reader, builder, tell):
             if not builder.n_rows:
-                reader.unused_columns = useful_columns(records, reader.options)
-            builder.add(reader.block(file, *merger.push(lines, records), builder.reject))
-        builder.add(reader.block(file, *merger.flush(), builder.reject))
+                reader.unused_columns = suggest_useful_columns(records, reader.options)
+            builder.add_rollout_block(
+                reader.build_rollout_block(file, *merger.merge_record_block(lines, records), builder.reject_bad_row)
+            )
+        builder.add_rollout_block(reader.build_rollout_block(file, *merger.flush_held_record(), builder.reject_bad_row))
     except InputError as error:
         if error.file is None and type(error) is InputError:
             raise InputError(error.message, file=file) from None
@@ -162,12 +164,12 @@ def _read_file(probe: Probe, reader: Format, builder: TableBuilder, tell: Tell |
         probe.forget_document()
 
 
-def _records(
+def _read_file_records(
     probe: Probe, reader: Format, builder: TableBuilder, tell: Tell | None
 ) -> Iterator[tuple[Sequence[int], list[Any]]]:
     try:
-        reader.start(probe)
-        yield from reader.records(probe, builder.reject, tell)
+        reader.prepare_for_file(probe)
+        yield from reader.read_record_blocks(probe, builder.reject_bad_row, tell)
     except _NOT_OF_THE_FORMAT as error:
         if isinstance(error, InputError):
             raise
@@ -193,7 +195,7 @@ def _no_garbage_collection() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def find_files(paths: Sequence[PathLike], format: str | None = None) -> list[RolloutFile]:
+def find_rollout_files(paths: Sequence[PathLike], format: str | None = None) -> list[RolloutFile]:
     """The files that these paths stand for, each looked at once, with its format.
 
     Args:
@@ -205,23 +207,23 @@ def find_files(paths: Sequence[PathLike], format: str | None = None) -> list[Rol
     """
     if not paths:
         raise InputError("no files given")
-    forced = None if format is None else format_named(format)
+    forced = None if format is None else find_format_by_name(format)
     chosen: list[RolloutFile] = []
     for path in paths:
-        searched, files = expand(path)
-        probed = [(probe, forced or recognise(probe)) for probe in map(probe_file, files)]
+        searched, files = expand_to_files(path)
+        probed = [(probe, forced or recognise_format(probe)) for probe in map(probe_file_content, files)]
         if searched and not forced:
-            probed = _rollout_files_of_a_directory(path, probed)
+            probed = _choose_directory_files(path, probed)
         for probe, reader in probed:
             if probe.problem is not None:
                 raise InputError(probe.problem, file=probe.path)
             if reader is None:
-                raise _unrecognised(probe)
+                raise _make_unrecognised_error(probe)
             chosen.append(RolloutFile(probe, reader))
     return chosen
 
 
-def _rollout_files_of_a_directory(
+def _choose_directory_files(
     path: PathLike, probed: list[tuple[Probe, type[Format] | None]]
 ) -> list[tuple[Probe, type[Format] | None]]:
     """A directory holds other files too (settings, metrics): only recognised ones count, and a trainer's format before
@@ -230,7 +232,7 @@ def _rollout_files_of_a_directory(
     special = [(probe, reader) for probe, reader in known if reader.name != "generic"]
     if not known:
         reasons = "; ".join(
-            f"{probe.path.name}: {probe.problem or _unrecognised(probe).message}" for probe, _ in probed[:3]
+            f"{probe.path.name}: {probe.problem or _make_unrecognised_error(probe).message}" for probe, _ in probed[:3]
         )
         raise InputError(
             f"nothing readable in this directory ({len(probed)} files looked at). {reasons}", file=os.fspath(path)
@@ -238,17 +240,17 @@ def _rollout_files_of_a_directory(
     return list(special or known)
 
 
-def _stop(file: str, line: int | None, message: str) -> NoReturn:
+def _raise_input_error(file: str, line: int | None, message: str) -> NoReturn:
     raise InputError(message, file=file, line=line)
 
 
-def _unrecognised(probe: Probe) -> InputError:
+def _make_unrecognised_error(probe: Probe) -> InputError:
     if probe.kind == "jsonl" and probe.record is None:
-        for lines, records in json_blocks(probe.path, _stop):
+        for lines, records in read_json_blocks(probe.path, _raise_input_error):
             for line, record in zip(lines, records, strict=True):
                 if not isinstance(record, dict):
                     return InputError("a row must be an object with keys", file=probe.path, line=line)
-    listed = keys_of(probe.record) if probe.record is not None else f"a {probe.kind} file"
+    listed = describe_record_keys(probe.record) if probe.record is not None else f"a {probe.kind} file"
     return InputError(
         f"no known format: {listed}. For rows of your own name the keys with prompt_key and reward_key (--prompt-key, "
         f"--reward-key; usual are {', '.join(USUAL['prompt'][:4])} and {', '.join(USUAL['reward'][:4])}); force a "

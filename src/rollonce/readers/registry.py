@@ -40,7 +40,7 @@ FORMATS: tuple[type[Format], ...] = (
 )
 
 
-def format_named(name: str) -> type[Format]:
+def find_format_by_name(name: str) -> type[Format]:
     """The format of that name.
 
     Raises:
@@ -52,13 +52,13 @@ def format_named(name: str) -> type[Format]:
     raise InputError(f"no format {name!r}; the formats are {', '.join(f.name for f in FORMATS)}")
 
 
-def recognise(probe: Probe) -> type[Format] | None:
+def recognise_format(probe: Probe) -> type[Format] | None:
     """The first format that takes the file for its own."""
     if probe.problem is not None:
         return None
     for known in FORMATS:
         try:
-            if known.sniff(probe):
+            if known.is_file_of_format(probe):
                 return known
         except (KeyError, TypeError, AttributeError, IndexError, ValueError):
             continue

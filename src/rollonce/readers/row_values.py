@@ -9,7 +9,7 @@ import numpy as np
 
 from rollonce.errors import InputError
 from rollonce.prompts import render_messages
-from rollonce.readers.values import NUMBERS, kind_of
+from rollonce.readers.values import NUMBERS, describe_value_kind
 
 _BIG = 1 << 62
 
@@ -25,24 +25,24 @@ class RowValues:
     def __init__(self, max_prompt_chars: int, text_numbers: bool) -> None:
         self.max_prompt_chars, self.text_numbers = max_prompt_chars, text_numbers
 
-    def check_length(self, prompt: str) -> None:
+    def check_prompt_length(self, prompt: str) -> None:
         if len(prompt) > self.max_prompt_chars:
             raise InputError(
                 f"a prompt of {len(prompt):,} characters, more than max_prompt_chars={self.max_prompt_chars:,}; raise "
                 "that limit (--max-prompt-chars) if it is right, or name the right prompt key"
             )
 
-    def prompt(self, value: Any) -> str:
+    def render_prompt_text(self, value: Any) -> str:
         if isinstance(value, str):
             return value
         if isinstance(value, list | tuple):
             return render_messages(value)
         if isinstance(value, dict) and "role" in value:
             return render_messages([value])
-        raise InputError(f"the prompt is {kind_of(value)}; it must be text or a list of chat messages")
+        raise InputError(f"the prompt is {describe_value_kind(value)}; it must be text or a list of chat messages")
 
-    def reward(self, value: Any) -> float:
-        number = self.number(value, "reward")
+    def parse_reward_value(self, value: Any) -> float:
+        number = self.parse_number_value(value, "reward")
         if math.isnan(number) or math.isinf(number):
             raise InputError(
                 f"the reward is {'null' if value is None else number}; it must be a finite number (or true/false for "
@@ -50,7 +50,7 @@ class RowValues:
             )
         return number
 
-    def number(self, value: Any, what: str) -> float:
+    def parse_number_value(self, value: Any, what: str) -> float:
         if type(value) in NUMBERS or isinstance(value, np.number | np.bool_):
             try:
                 return float(value)
@@ -67,17 +67,19 @@ class RowValues:
             except ValueError:
                 pass
         hint = " (only CSV may write numbers as text)" if isinstance(value, str) and not self.text_numbers else ""
-        raise InputError(f"the {what} is {kind_of(value)}; it must be a finite number (or true/false for 1/0){hint}")
+        raise InputError(
+            f"the {what} is {describe_value_kind(value)}; it must be a finite number (or true/false for 1/0){hint}"
+        )
 
-    def log_prob(self, value: Any) -> Any:
+    def parse_log_prob_value(self, value: Any) -> Any:
         if isinstance(value, str) and self.text_numbers:
-            return None if not value.strip() else self.number(value, "log-probability")
+            return None if not value.strip() else self.parse_number_value(value, "log-probability")
         return value
 
-    def step(self, value: Any) -> int | None:
+    def parse_step_number(self, value: Any) -> int | None:
         if value is None or value == "":
             return None
-        number = self.number(value, "step")
+        number = self.parse_number_value(value, "step")
         if not (math.isfinite(number) and number.is_integer() and abs(number) < _BIG):
-            raise InputError(f"the step is {kind_of(value)}; it must be a whole number")
+            raise InputError(f"the step is {describe_value_kind(value)}; it must be a whole number")
         return int(number)

@@ -29,15 +29,15 @@ class SkyRl(Format):
         self._step: int | None = None
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``input_prompt``, ``output_response`` and ``score``."""
-        return probe.kind == "jsonl" and probe.has("input_prompt", "output_response", "score")
+        return probe.kind == "jsonl" and probe.has_all_keys("input_prompt", "output_response", "score")
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         """The training step in the path."""
         match = _STEP.search(str(probe.path))
         self._step = int(match.group(1)) if match else None
 
-    def rows(self, record: Any) -> Iterable[Row]:
-        score = self.named_reward(record, "score")
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
+        score = self.read_named_reward(record, "score")
         yield Row(record["input_prompt"], sum(score) if isinstance(score, list) else score, step=self._step)

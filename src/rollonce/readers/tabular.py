@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.readers.jsonl import Reject, read_chunks
+from rollonce.readers.jsonl import Reject, read_file_chunks
 
 _BATCH = 16_384
 
 
-def csv_header(line: str) -> list[str]:
+def parse_csv_header(line: str) -> list[str]:
     """The names in the first line of a CSV (or tab-separated) file."""
     try:
-        return next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter_of(line)), [])
+        return next(csv.reader([line.rstrip("\r\n")], delimiter=guess_csv_delimiter(line)), [])
     except csv.Error:
         return []
 
 
-def delimiter_of(line: str) -> str:
+def guess_csv_delimiter(line: str) -> str:
     """Tab if the header has tabs and no commas, then semicolon likewise, else comma."""
     if "," in line:
         return ","
     return "\t" if "\t" in line else ";" if ";" in line else ","
 
 
-def csv_blocks(path: Path, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
+def read_csv_blocks(path: Path, reject: Reject) -> Iterator[tuple[Sequence[int], list[Any]]]:
     """Blocks of (line numbers, rows as objects) of a CSV file with a header."""
     csv.field_size_limit(1 << 30)
-    text = _decoded(path)
+    text = _read_decoded_text(path)
     lines = io.StringIO(text, newline="")
-    reader = csv.reader(lines, delimiter=delimiter_of(text.partition("\n")[0]), strict=True)
+    reader = csv.reader(lines, delimiter=guess_csv_delimiter(text.partition("\n")[0]), strict=True)
     try:
         header = next(reader)
     except (StopIteration, csv.Error) as error:
@@ -63,8 +63,8 @@ def csv_blocks(path: Path, reject: Reject) -> Iterator[tuple[Sequence[int], list
     yield numbers, rows
 
 
-def _decoded(path: Path) -> str:
-    data = b"".join(read_chunks(path)).removeprefix(b"\xef\xbb\xbf")
+def _read_decoded_text(path: Path) -> str:
+    data = b"".join(read_file_chunks(path)).removeprefix(b"\xef\xbb\xbf")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,7 +77,7 @@ def _decoded(path: Path) -> str:
         ) from None
 
 
-def parquet_blocks(path: Path) -> Iterator[tuple[Sequence[int], list[Any]]]:
+def read_parquet_blocks(path: Path) -> Iterator[tuple[Sequence[int], list[Any]]]:
     """Blocks of (row numbers from 1, rows as objects) of a parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -27,32 +27,32 @@ class Tau2(Format):
         self._prompts: dict[str, str] = {}
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``tasks`` with ids and ``simulations`` with ``reward_info``."""
-        if not probe.has("tasks", "simulations"):
+        if not probe.has_all_keys("tasks", "simulations"):
             return False
         return "id" in probe.record["tasks"][0] and {"task_id", "reward_info"} <= set(probe.record["simulations"][0])
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
-        return ((probe.document.get("info") or {}).get("agent_info") or {}).get("llm")
+    def find_policy_name(cls, probe: Probe) -> str | None:
+        return ((probe.parsed_document.get("info") or {}).get("agent_info") or {}).get("llm")
 
-    def records(
+    def read_record_blocks(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """The simulations, numbered from 1."""
-        document = probe.document
-        self._prompts = {str(task["id"]): _prompt(task) for task in document["tasks"]}
+        document = probe.parsed_document
+        self._prompts = {str(task["id"]): _choose_task_prompt(task) for task in document["tasks"]}
         yield range(1, len(document["simulations"]) + 1), document["simulations"]
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         if not record["reward_info"]:
             raise InputError("this simulation was not scored; skip_bad_rows passes over such rows")
         task = str(record["task_id"])
         yield Row(self._prompts.get(task, task), record["reward_info"]["reward"], task, record.get("trial"))
 
 
-def _prompt(task: dict[str, Any]) -> str:
+def _choose_task_prompt(task: dict[str, Any]) -> str:
     for key in ("ticket", "user_scenario", "description"):
         if task.get(key):
             return task[key] if isinstance(task[key], str) else json.dumps(task[key], ensure_ascii=False)

@@ -27,11 +27,11 @@ class TinkerEvals(Format):
     whole_file = True
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``benchmark``, ``turns`` and ``reward``."""
-        return probe.kind == "jsonl" and probe.has("idx", "benchmark", "turns", "reward")
+        return probe.kind == "jsonl" and probe.has_all_keys("idx", "benchmark", "turns", "reward")
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """One rollout. Its prompt is the text of its first observation, chat template and all: that is what the
         cookbook stores."""
         if record.get("error"):
@@ -41,7 +41,7 @@ class TinkerEvals(Format):
         turns = record["turns"]
         if not turns or turns[0]["role"] == "assistant":
             raise InputError("no turn before the first assistant turn, so no prompt")
-        reward = self.named_reward({**(record.get("metrics") or {}), **record}, "reward")
+        reward = self.read_named_reward({**(record.get("metrics") or {}), **record}, "reward")
         length = sum(t.get("token_count") or 0 for t in turns if t["role"] == "assistant")
         task = record.get("example_id") or record["idx"]
         yield Row(turns[0]["content"], reward, f"{record['benchmark']}/{task}", length=length)
@@ -58,11 +58,11 @@ class TinkerTraining(Format):
         self._join: Join | None = None
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``group_idx``, ``traj_idx`` and ``total_reward``."""
-        return probe.kind == "jsonl" and probe.has("iteration", "group_idx", "traj_idx", "total_reward")
+        return probe.kind == "jsonl" and probe.has_all_keys("iteration", "group_idx", "traj_idx", "total_reward")
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         if self._join is not None:
             return
         if self.options.join is None:
@@ -74,14 +74,14 @@ class TinkerTraining(Format):
             )
         self._join = Join(self.options.join, ("split", "iteration", "group_idx", "tags"))
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         if record["split"] != (self.options.split or "train"):
             self.n_filtered += 1
             self.splits.add(str(record["split"]))
             return
         assert self._join is not None
-        joined = self._join.find(record)
+        joined = self._join.find_joined_task(record)
         length = sum(step["ac_len"] for step in record["steps"])
         rollout = f"{record['group_idx']}/{record['traj_idx']}"
-        reward = self.named_reward({**(record.get("trajectory_metrics") or {}), **record}, "total_reward")
+        reward = self.read_named_reward({**(record.get("trajectory_metrics") or {}), **record}, "total_reward")
         yield Row(joined.prompt, reward, joined.task, rollout, length, record["iteration"])

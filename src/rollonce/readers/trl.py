@@ -24,7 +24,7 @@ from rollonce.readers.base import Format, Row
 from rollonce.readers.jsonl import Reject, Tell
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
-from rollonce.readers.tabular import parquet_blocks
+from rollonce.readers.tabular import read_parquet_blocks
 
 _NUMBER = re.compile(r"^(double|float|halffloat|u?int\d+|bool|null)$")
 
@@ -42,11 +42,11 @@ class Trl(Format):
         self._digest_before = b""
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """A parquet file with step, prompt, completion and advantage."""
-        return probe.kind == "parquet" and probe.has("step", "prompt", "completion", "advantage")
+        return probe.kind == "parquet" and probe.has_all_keys("step", "prompt", "completion", "advantage")
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         """Which columns are rewards."""
         columns = list(probe.record or {})
         if "completion" not in columns or "advantage" not in columns:
@@ -66,11 +66,11 @@ class Trl(Format):
             )
         self._rewards = wanted
 
-    def records(
+    def read_record_blocks(
         self, probe: Probe, reject: Reject, tell: Tell | None = None
     ) -> Iterator[tuple[Sequence[int], list[Any]]]:
         """The rows, unless the file repeats the one before it."""
-        blocks = list(parquet_blocks(probe.path))
+        blocks = list(read_parquet_blocks(probe.path))
         digest = hashlib.sha1(usedforsecurity=False)
         for _, records in blocks:
             for r in records:
@@ -80,7 +80,7 @@ class Trl(Format):
         self._digest_before = digest.digest()
         return iter(blocks)
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """One rollout; a reward function that gave None (NaN in the file) for it does not count, as in TRL."""
         values = [record[c] for c in self._rewards]
         scored = [v for v in values if v is not None and not (isinstance(v, float) and math.isnan(v))]

@@ -19,14 +19,14 @@ class CloserLook(Exception):
     """A block has something in it that wants a closer look."""
 
 
-def column_array(values: Sequence[Any]) -> NDArray[Any]:
+def make_column_array(values: Sequence[Any]) -> NDArray[Any]:
     """A column as numbers where all are numbers, else as text."""
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         return np.array(values, dtype=np.float64)
     return np.array([str(v) for v in values], dtype=object)
 
 
-def task_id_text(value: Any) -> str:
+def convert_id_to_text(value: Any) -> str:
     """A task or rollout id as text: 1, "1" and 1.0 are the same id.
 
     >>> task_id_text(1), task_id_text("1"), task_id_text(1.0)
@@ -38,15 +38,15 @@ def task_id_text(value: Any) -> str:
         return str(int(value))
     if isinstance(value, int | float) or (isinstance(value, np.number) and np.isscalar(value)):
         return str(value)
-    raise InputError(f"the task id is {kind_of(value)}; it must be text or a number")
+    raise InputError(f"the task id is {describe_value_kind(value)}; it must be text or a number")
 
 
-def prompt_id(prompt: str) -> str:
+def make_id_from_prompt(prompt: str) -> str:
     """The id of a task that has none: the same in every file, made of its prompt's text."""
     return "prompt-" + hashlib.sha1(prompt.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
 
 
-def floats(values: list[Any]) -> NDArray[np.float64]:
+def make_float_array(values: list[Any]) -> NDArray[np.float64]:
     kinds = set(map(type, values))
     if type(None) in kinds:
         values = [math.nan if v is None else v for v in values]
@@ -56,7 +56,7 @@ def floats(values: list[Any]) -> NDArray[np.float64]:
     return np.array(values, dtype=np.float64)
 
 
-def ints(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def make_integer_arrays(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     kinds = set(map(type, values))
     if kinds == {int}:
         return np.array(values, dtype=np.int64), np.ones(len(values), dtype=bool)
@@ -67,7 +67,7 @@ def ints(values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     raise CloserLook
 
 
-def lookup(record: Any, key: str) -> Any:
+def look_up_dotted_key(record: Any, key: str) -> Any:
     """``record[key]``; failing that, a path like ``info.id`` or ``turns.0.content``. None where nothing is there."""
     if isinstance(record, Mapping) and key in record:
         return record[key]
@@ -83,17 +83,17 @@ def lookup(record: Any, key: str) -> Any:
     return record
 
 
-def keys_of(record: Any) -> str:
+def describe_record_keys(record: Any) -> str:
     """The keys of a record, for an error message."""
     if not isinstance(record, Mapping):
-        return f"it is {kind_of(record)}, not an object with keys"
+        return f"it is {describe_value_kind(record)}, not an object with keys"
     keys = [str(k)[:40] for k in record]
     return "it has " + (
         ", ".join(keys[:20]) + (f" and {len(keys) - 20} more" if len(keys) > 20 else "") or "no keys at all"
     )
 
 
-def kind_of(value: Any) -> str:
+def describe_value_kind(value: Any) -> str:
     """What a value is, in words for an error message."""
     if value is None:
         return "null"

@@ -21,10 +21,10 @@ from typing import Any
 from rollonce.errors import InputError
 from rollonce.prompts import render_messages
 from rollonce.readers.base import Format, Row
-from rollonce.readers.log_probs import summed_over_calls
+from rollonce.readers.log_probs import sum_log_probs_over_calls
 from rollonce.readers.options import Options
 from rollonce.readers.probe import Probe
-from rollonce.readers.values import keys_of
+from rollonce.readers.values import describe_record_keys
 
 _STEP = re.compile(r"(?:^|[/\\])step_(\d+)(?:[/\\])")
 
@@ -42,35 +42,37 @@ class Verifiers(Format):
         self._split_of_file: str | None = None
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """An episode (task and traces) or a bare trace (task, rewards, nodes)."""
-        if probe.kind != "jsonl" or not probe.has("task") or not isinstance(probe.record["task"], dict):
+        if probe.kind != "jsonl" or not probe.has_all_keys("task") or not isinstance(probe.record["task"], dict):
             return False
         return isinstance(probe.record.get("traces"), list) or isinstance(probe.record.get("rewards"), dict)
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
+    def find_policy_name(cls, probe: Probe) -> str | None:
         """The model in the evaluation's own metadata beside the file."""
-        return _metadata_beside(probe).get("model")
+        return _read_metadata_beside(probe).get("model")
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         """The training step that prime-rl puts into the path."""
         match = _STEP.search(str(probe.path))
         self._step = int(match.group(1)) if match else None
         name = probe.path.name
         self._split_of_file = "train" if name.startswith("train_") else "eval" if name.startswith("eval_") else None
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """The rollouts of an episode's trainable agents."""
         if "traces" not in record:
-            yield from self._trace(record, {})
+            yield from self._parse_trace_rows(record, {})
             return
         if not record["traces"]:
-            raise InputError(f"the episode has no trace ({_errors(record)}); skip_bad_rows passes over such rows")
+            raise InputError(
+                f"the episode has no trace ({_describe_last_error(record)}); skip_bad_rows passes over such rows"
+            )
         for trace in record["traces"]:
-            yield from self._trace(trace, record)
+            yield from self._parse_trace_rows(trace, record)
 
-    def _trace(self, trace: dict[str, Any], episode: dict[str, Any]) -> Iterable[Row]:
+    def _parse_trace_rows(self, trace: dict[str, Any], episode: dict[str, Any]) -> Iterable[Row]:
         agent = trace.get("agent") or {}
         if self.options.filter is not None and agent.get("name", "agent") != self.options.filter:
             self.n_filtered += 1
@@ -88,12 +90,12 @@ class Verifiers(Format):
         env = (episode.get("env") or {}).get("id") or ours.get("env_name") or ""
         key = task.get("key") or task.get("hash")
         step = work.get("step", ours.get("step", self._step))
-        log_prob, n_tokens = summed_over_calls(
-            _sampled_log_probs(n) for n in trace.get("nodes") or () if n.get("sampled")
+        log_prob, n_tokens = sum_log_probs_over_calls(
+            _select_sampled_log_probs(n) for n in trace.get("nodes") or () if n.get("sampled")
         )
         yield Row(
-            prompt_of(data, trace),
-            _reward(trace, self.options.reward),
+            render_task_prompt(data, trace),
+            _read_trace_reward(trace, self.options.reward),
             f"{env}/{key}" if key and env else key,
             trace.get("id"),
             trace.get("num_output_tokens", n_tokens),
@@ -109,18 +111,18 @@ class PrimeRl(Verifiers):
     whole_file = False
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """verifiers' records (0.4 or older) in a step's directory, or that say which training step they were run
         for."""
         in_step = _STEP.search(str(probe.path)) is not None
-        if probe.kind == "jsonl" and probe.has("example_id", "prompt", "reward"):
+        if probe.kind == "jsonl" and probe.has_all_keys("example_id", "prompt", "reward"):
             return in_step and "rollouts" in probe.path.name
-        if not super().sniff(probe):
+        if not super().is_file_of_format(probe):
             return False
         record = probe.record
         return in_step or (record.get("run") or {}).get("type") == "train" or "prime_rl" in (record.get("info") or {})
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         """A trace or a legacy rollout."""
         if "example_id" in record:
             if self.options.filter is not None:
@@ -131,9 +133,9 @@ class PrimeRl(Verifiers):
             if self.options.split not in (None, self._split_of_file):
                 self.n_filtered += 1
                 return
-            yield legacy_row(record, self.options.reward)._replace(step=self._step)
+            yield parse_legacy_row(record, self.options.reward)._replace(step=self._step)
         else:
-            yield from super().rows(record)
+            yield from super().parse_rollout_rows(record)
 
 
 class VerifiersLegacy(Format):
@@ -148,24 +150,24 @@ class VerifiersLegacy(Format):
         self._environment: str | None = None
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``example_id``, ``prompt``, ``completion`` and ``reward``."""
-        return probe.kind == "jsonl" and probe.has("example_id", "prompt", "completion", "reward")
+        return probe.kind == "jsonl" and probe.has_all_keys("example_id", "prompt", "completion", "reward")
 
-    def start(self, probe: Probe) -> None:
+    def prepare_for_file(self, probe: Probe) -> None:
         """The environment's name, so that example 0 of one environment is not example 0 of another."""
-        self._environment = _metadata_beside(probe).get("env_id")
+        self._environment = _read_metadata_beside(probe).get("env_id")
 
     @classmethod
-    def policy_of(cls, probe: Probe) -> str | None:
+    def find_policy_name(cls, probe: Probe) -> str | None:
         """The model in the evaluation's metadata."""
-        return _metadata_beside(probe).get("model")
+        return _read_metadata_beside(probe).get("model")
 
-    def rows(self, record: Any) -> Iterable[Row]:
-        yield legacy_row(record, self.options.reward, self._environment)
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
+        yield parse_legacy_row(record, self.options.reward, self._environment)
 
 
-def _metadata_beside(probe: Probe) -> dict[str, Any]:
+def _read_metadata_beside(probe: Probe) -> dict[str, Any]:
     beside = probe.path.with_name("metadata.json")
     try:
         metadata = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
@@ -174,7 +176,7 @@ def _metadata_beside(probe: Probe) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str | None = None) -> Row:
+def parse_legacy_row(record: dict[str, Any], reward_name: str | None, environment: str | None = None) -> Row:
     """A rollout as verifiers before 0.4 wrote it."""
     if record.get("error"):
         raise InputError(
@@ -186,10 +188,10 @@ def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str
     if reward_name is not None:
         rewards = {**(record.get("metrics") or {}), **record}
         if reward_name not in rewards:
-            raise InputError(f"no reward {reward_name!r} (--reward) in this row; {keys_of(rewards)}")
+            raise InputError(f"no reward {reward_name!r} (--reward) in this row; {describe_record_keys(rewards)}")
         reward = rewards[reward_name]
     usage = record.get("token_usage") or {}
-    log_prob, n_tokens = summed_over_calls(
+    log_prob, n_tokens = sum_log_probs_over_calls(
         (turn.get("tokens") or {}).get("completion_logprobs") for turn in record.get("trajectory") or ()
     )
     return Row(
@@ -201,7 +203,7 @@ def legacy_row(record: dict[str, Any], reward_name: str | None, environment: str
     )
 
 
-def prompt_of(data: dict[str, Any], trace: dict[str, Any]) -> str:
+def render_task_prompt(data: dict[str, Any], trace: dict[str, Any]) -> str:
     """The prompt of a task's data, its system prompt before it; without one, what the model saw before its first turn
     in the trace.
 
@@ -224,7 +226,7 @@ def prompt_of(data: dict[str, Any], trace: dict[str, Any]) -> str:
     return render_messages([{"role": "system", "content": system}, *messages] if system else messages)
 
 
-def _sampled_log_probs(node: dict[str, Any]) -> Any:
+def _select_sampled_log_probs(node: dict[str, Any]) -> Any:
     """The log-probabilities of a node's sampled tokens; where there is one for each token, its mask says which."""
     log_probs, mask = node.get("logprobs"), node.get("mask")
     if log_probs and mask and len(log_probs) == len(mask):
@@ -232,7 +234,7 @@ def _sampled_log_probs(node: dict[str, Any]) -> Any:
     return log_probs
 
 
-def _reward(trace: dict[str, Any], name: str | None) -> float:
+def _read_trace_reward(trace: dict[str, Any], name: str | None) -> float:
     rewards = trace.get("rewards") or {}
     if name is not None:
         if name not in rewards:
@@ -240,14 +242,16 @@ def _reward(trace: dict[str, Any], name: str | None) -> float:
         rewards = {name: rewards[name]}
     scored = [r for r in rewards.values() if r is not None]
     if not scored:
-        raise InputError(f"this trace was not scored ({_errors(trace)}); skip_bad_rows passes over such rows")
+        raise InputError(
+            f"this trace was not scored ({_describe_last_error(trace)}); skip_bad_rows passes over such rows"
+        )
     if name is not None:
         return scored[0]["score"] if isinstance(scored[0], dict) else scored[0]
     # Traces of early 0.4 versions (and prime-rl's wire traces) hold plain numbers.
     return sum(r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else r for r in scored)
 
 
-def _errors(record: dict[str, Any]) -> str:
+def _describe_last_error(record: dict[str, Any]) -> str:
     errors = record.get("errors") or []
     return (
         f"{errors[-1].get('type')}: {str(errors[-1].get('message'))[:80]}"

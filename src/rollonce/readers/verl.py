@@ -27,26 +27,26 @@ class Verl(Format):
     uses = frozenset({"reward"})
 
     @classmethod
-    def sniff(cls, probe: Probe) -> bool:
+    def is_file_of_format(cls, probe: Probe) -> bool:
         """``input``, ``output``, ``score``, and ``gts``."""
-        return probe.kind == "jsonl" and probe.has("input", "output", "score", "gts")
+        return probe.kind == "jsonl" and probe.has_all_keys("input", "output", "score", "gts")
 
-    def same_rollout(self, record: Any) -> str | None:
+    def find_shared_rollout_key(self, record: Any) -> str | None:
         """The session that a row belongs to, where the dump has sessions."""
         match = _SESSION.match(str(record.get("uid", ""))) if isinstance(record, dict) else None
         return match.group(1) if match else None
 
-    def merge(self, first: Any, last: Any) -> Any:
+    def merge_rollout_rows(self, first: Any, last: Any) -> Any:
         """Several outputs of one session: the prompt that it began with, the score that it ended with."""
         outputs = (first.get(_LOG_PROBS), last.get(_LOG_PROBS))
         log_probs = None if None in outputs else [token for tokens in outputs for token in tokens]
         return {**last, "input": first["input"], _LOG_PROBS: log_probs}
 
-    def rows(self, record: Any) -> Iterable[Row]:
+    def parse_rollout_rows(self, record: Any) -> Iterable[Row]:
         yield Row(
             record["input"],
-            self.named_reward(record, "score"),
-            rollout=self.same_rollout(record),
+            self.read_named_reward(record, "score"),
+            rollout=self.find_shared_rollout_key(record),
             step=record.get("step"),
             log_prob=record.get(_LOG_PROBS),
         )

@@ -33,16 +33,16 @@ class CatalogueRow(NamedTuple):
     published_example: bool
 
 
-def catalogue_rows(entries: Sequence[Entry]) -> list[CatalogueRow]:
+def make_catalogue_rows(entries: Sequence[Entry]) -> list[CatalogueRow]:
     """The list, in the catalogue's order."""
     windows = {"batch": "no", "both": "yes", "history": "always"}
     return [
         CatalogueRow(
             name=entry.name,
-            label=entry.label,
-            python=entry.type.__name__,
+            label=entry.label_in_tables,
+            python=entry.baseline_class.__name__,
             formula=entry.formula,
-            source=entry.source,
+            source=entry.cited_source,
             windows=windows[entry.forms],
             published_example=entry.published_example is not None,
         )
@@ -55,7 +55,7 @@ def print_catalogue(
 ) -> None:
     """A name with its class on one line, formula and source under it; then what installed packages offer, name ->
     ``module:name``."""
-    for row in catalogue_rows(entries):
+    for row in make_catalogue_rows(entries):
         marks = [row.python]
         if row.windows == "yes":
             marks.append(f"also {row.name}_window")

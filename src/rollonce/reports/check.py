@@ -12,13 +12,13 @@ from rich.text import Text
 from rollonce.testing.audit import CheckResult
 
 
-def print_audit(
+def print_audit_results(
     console: Console, label: str, results: Sequence[CheckResult], provenance: dict[str, Any] | None
 ) -> None:
     """One line per check, and which of them failed."""
     failed = [r.name.replace("_", " ") for r in results if not r.passed]
     console.print(Text(label, style="bold"))
-    for line in provenance_lines(provenance):
+    for line in format_provenance_lines(provenance):
         console.print(Text(line, style="dim"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for result in results:
@@ -31,7 +31,7 @@ def print_audit(
         console.print(Text(f"All {len(results)} checks hold.", style="green"))
 
 
-def audit_json(
+def make_audit_json(
     source: str, label: str, results: Sequence[CheckResult], provenance: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What ``--json`` prints."""
@@ -44,16 +44,18 @@ def audit_json(
     }
 
 
-def provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
+def format_provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
     """What a baseline file says of where it comes from, one line per entry."""
-    return [f"{key}: {_shortened(value)}" for key, value in (provenance or {}).items()]
+    return [f"{key}: {_format_short_value(value)}" for key, value in (provenance or {}).items()]
 
 
-def _shortened(value: Any) -> str:
+def _format_short_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shortened, value[:8])) + (f" ... ({len(value)} in all)" if len(value) > 8 else "")
+        return ", ".join(map(_format_short_value, value[:8])) + (
+            f" ... ({len(value)} in all)" if len(value) > 8 else ""
+        )
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_shortened(inner)}" for key, inner in list(value.items())[:12])
+        return ", ".join(f"{key}={_format_short_value(inner)}" for key, inner in list(value.items())[:12])
     return str(value)

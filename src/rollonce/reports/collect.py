@@ -9,7 +9,7 @@ from rich.console import Console
 from rollonce.collecting.run import Collected
 from rollonce.collecting.settings import CollectSettings
 from rollonce.collecting.summary import Cost, Summary
-from rollonce.reports.words import number, significant, with_interval
+from rollonce.reports.words import format_number, format_significant, format_with_interval
 from rollonce.rollouts import Rollouts
 
 
@@ -29,13 +29,13 @@ def print_collection(
         f"{collected.path}: {rollouts.n_tasks} tasks x {settings.n_rollouts} rollouts of {settings.policy} "
         f"({collected.added} new)",
         "",
-        f"mean reward  {significant(moments.mean)}",
+        f"mean reward  {format_significant(moments.mean)}",
     ]
     if math.isfinite(moments.s2.value):
         lines += [
-            f"s2           {significant(moments.s2)}    within a task",
-            f"tau2         {significant(moments.tau2)}    between tasks",
-            f"SNR          {significant(moments.snr)}    tau2 / s2",
+            f"s2           {format_significant(moments.s2)}    within a task",
+            f"tau2         {format_significant(moments.tau2)}    between tasks",
+            f"SNR          {format_significant(moments.snr)}    tau2 / s2",
         ]
     else:
         lines.append(
@@ -43,7 +43,7 @@ def print_collection(
         )
     if math.isfinite(summary.b_eff.value):
         lines.append(
-            f"B_eff        {with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, "
+            f"B_eff        {format_with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, "
             "95% over tasks"
         )
     lines += ["", *collection_sentences(settings, collected, summary, cost), "", f"Next: {next_command}"]
@@ -86,7 +86,7 @@ def collection_sentences(settings: CollectSettings, collected: Collected, summar
     money = "" if cost.money is None else f", {cost.money:.4g} at the prices given"
     again = f", {counts.retries} requests sent again" if counts.retries else ""
     sentences.append(
-        f"{number(cost.prompt_tokens, 0)} prompt and {number(cost.response_tokens, 0)} response tokens, "
+        f"{format_number(cost.prompt_tokens, 0)} prompt and {format_number(cost.response_tokens, 0)} response tokens, "
         f"{cost.seconds:.0f} s{money}{again}."
     )
     if cost.unknown:

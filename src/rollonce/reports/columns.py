@@ -29,7 +29,7 @@ class Column(NamedTuple):
     digits: int | None = None
     interval_from_width: int = 0
 
-    def of(self, score: Score) -> Estimate:
+    def get_score_estimate(self, score: Score) -> Estimate:
         """The figure of a row; NaN where it has none."""
         return getattr(score, self.field) or Estimate(math.nan, math.nan, math.nan)
 
@@ -67,6 +67,8 @@ CSV_FIELDS = (
 )
 
 
-def known_columns(scores: Sequence[Score]) -> list[Column]:
+def select_known_columns(scores: Sequence[Score]) -> list[Column]:
     """The columns in which any row has a value."""
-    return [column for column in COLUMNS if any(math.isfinite(column.of(score).value) for score in scores)]
+    return [
+        column for column in COLUMNS if any(math.isfinite(column.get_score_estimate(score).value) for score in scores)
+    ]

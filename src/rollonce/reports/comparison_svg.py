@@ -17,12 +17,12 @@ from rollonce.reports.svg import (
     TOP,
     WIDTH,
     Scale,
-    figure,
-    interval_bar,
-    short,
-    y_line,
+    assemble_figure,
+    draw_horizontal_line,
+    draw_interval_bar,
+    format_coordinate,
 )
-from rollonce.reports.words import number
+from rollonce.reports.words import format_number
 from rollonce.scoring import Estimate
 
 
@@ -35,7 +35,7 @@ class Line(NamedTuple):
     levels: Sequence[Estimate]
 
 
-def nice_marks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
+def choose_round_marks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     """Round values inside a range, at most so many, in steps of 1, 2 or 5 times a power of ten.
 
     >>> nice_marks(0, 47)
@@ -51,7 +51,7 @@ def nice_marks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     return (low, high)
 
 
-def linear_scale(estimates: Sequence[Estimate], *, zero: bool = False, cap: float = math.inf) -> Scale:
+def make_linear_scale(estimates: Sequence[Estimate], *, zero: bool = False, cap: float = math.inf) -> Scale:
     """A linear scale that holds all intervals (and 0, if asked for), cut at ``cap`` on both sides."""
     values = [v for e in estimates for v in e if math.isfinite(v)] + ([0.0] if zero else [])
     low, high = max(min(values, default=0.0), -cap), min(max(values, default=1.0), cap)
@@ -59,21 +59,23 @@ def linear_scale(estimates: Sequence[Estimate], *, zero: bool = False, cap: floa
         low, high = min(low, -1.0), max(high, 1.0)
     pad = 0.06 * (high - low) or 1.0
     low, high = low - pad, high + pad
-    return Scale(low, high, nice_marks(low, high, 4))
+    return Scale(low, high, choose_round_marks(low, high, 4))
 
 
-def seed_bar(estimate: Estimate, seeds: Sequence[float], scale: Scale, kind: str = "") -> Markup:
+def draw_bar_with_seeds(estimate: Estimate, seeds: Sequence[float], scale: Scale, kind: str = "") -> Markup:
     """An interval with the value of each seed as a small tick above it."""
     ticks = [
-        Markup('<line class="seed" x1="{0}%" x2="{0}%" y1="1" y2="5"/>').format(short(scale.at(v)))
+        Markup('<line class="seed" x1="{0}%" x2="{0}%" y1="1" y2="5"/>').format(
+            format_coordinate(scale.position_in_percent(v))
+        )
         for v in seeds
-        if not scale.beyond(v)
+        if not scale.is_value_outside(v)
     ]
-    bar = str(interval_bar(estimate, scale, kind))
+    bar = str(draw_interval_bar(estimate, scale, kind))
     return Markup(bar.replace("</svg>", str(Markup("").join(ticks)) + "</svg>", 1))
 
 
-def chart(
+def draw_level_chart(
     lines: Sequence[Line], x_title: str, label: str, *, log: bool = False, marks: Sequence[float] | None = None
 ) -> Markup:
     """Levels in per cent against a quantity.
@@ -85,7 +87,12 @@ def chart(
         marks: Values on the x axis; round ones by default.
     """
     xs = [x for line in lines for x in line.x if math.isfinite(x)]
-    ys = [v for line in lines for i, e in enumerate(line.levels) for v in _ends(e, log or i == len(line.levels) - 1)]
+    ys = [
+        v
+        for line in lines
+        for i, e in enumerate(line.levels)
+        for v in _list_finite_ends(e, log or i == len(line.levels) - 1)
+    ]
     if len(set(xs)) < 2 or not ys:
         return Markup("")
     x_low, x_high = (math.log(min(xs)), math.log(max(xs))) if log else (min(xs), max(xs))
@@ -97,32 +104,35 @@ def chart(
     y_low, y_high = y_low - pad, y_high + pad
     margin = 0.04 if log else 0.0  # whiskers at both ends need room
 
-    def across(x: float) -> float:
+    def horizontal_position(x: float) -> float:
         share = ((math.log(x) if log else x) - x_low) / (x_high - x_low)
         return LEFT + (WIDTH - LEFT - RIGHT) * (margin + share * (1 - 2 * margin))
 
-    def down(y: float) -> float:
+    def vertical_position(y: float) -> float:
         share = (min(max(y, y_low), y_high) - y_low) / (y_high - y_low)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
-    parts = [y_line((v - y_low) / (y_high - y_low), _plain(v)) for v in nice_marks(y_low, y_high)]
-    for v in marks if marks is not None else nice_marks(x_low, x_high):
-        text = f"{v:.0e}".replace("e-0", "e-").replace("e+0", "e") if log else _thousands(v)
-        x = across(v)
+    parts = [
+        draw_horizontal_line((v - y_low) / (y_high - y_low), _format_plain_number(v))
+        for v in choose_round_marks(y_low, y_high)
+    ]
+    for v in marks if marks is not None else choose_round_marks(x_low, x_high):
+        text = f"{v:.0e}".replace("e-0", "e-").replace("e+0", "e") if log else _format_in_thousands(v)
+        x = horizontal_position(v)
         anchor = "end" if x > WIDTH - RIGHT - 8 else "middle"
         parts.append(
             Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(
-                short(x), HEIGHT - BOTTOM + 13, anchor, text
+                format_coordinate(x), HEIGHT - BOTTOM + 13, anchor, text
             )
         )
     for k, line in enumerate(lines):
         shift = (k - (len(lines) - 1) / 2) * 2.4  # so that whiskers at the same x stand side by side
         at = [
-            (across(x) + (shift if log else 0), down(e.value))
+            (horizontal_position(x) + (shift if log else 0), vertical_position(e.value))
             for x, e in zip(line.x, line.levels, strict=True)
             if math.isfinite(e.value)
         ]
-        path = " ".join(f"{short(x)},{short(y)}" for x, y in at)
+        path = " ".join(f"{format_coordinate(x)},{format_coordinate(y)}" for x, y in at)
         parts.append(
             Markup('<polyline class="c{}" points="{}"><title>{}</title></polyline>').format(
                 line.colour, path, line.name
@@ -130,17 +140,21 @@ def chart(
         )
         whiskers = range(len(line.levels)) if log else range(len(line.levels) - 1, len(line.levels))
         for i in whiskers:
-            e, x = line.levels[i], across(line.x[i]) + (shift if log else -max(0.0, 12 - (k % 6) * 2.4))
+            e, x = line.levels[i], horizontal_position(line.x[i]) + (shift if log else -max(0.0, 12 - (k % 6) * 2.4))
             if math.isfinite(e.low):
-                parts.append(_whisker(line.colour, x, down(e.low), down(e.high)))
+                parts.append(
+                    _draw_interval_whisker(line.colour, x, vertical_position(e.low), vertical_position(e.high))
+                )
         parts += [
-            Markup('<circle class="c{}" cx="{}" cy="{}" r="2.4"/>').format(line.colour, short(x), short(y))
+            Markup('<circle class="c{}" cx="{}" cy="{}" r="2.4"/>').format(
+                line.colour, format_coordinate(x), format_coordinate(y)
+            )
             for x, y in at
         ]
-    return figure(parts, x_title, label)
+    return assemble_figure(parts, x_title, label)
 
 
-def stack(seconds: dict[str, float], longest: float) -> Markup:
+def draw_stacked_times(seconds: dict[str, float], longest: float) -> Markup:
     """A step's seconds by part as one bar; ``longest`` fills the cell."""
     parts, x = [], 0.0
     for name, value in seconds.items():
@@ -149,7 +163,7 @@ def stack(seconds: dict[str, float], longest: float) -> Markup:
             parts.append(
                 Markup(
                     '<rect class="part {}" x="{}%" y="4" width="{}%" height="14"><title>{} {:.3g} s</title></rect>'
-                ).format(name, short(x), short(width), name, value)
+                ).format(name, format_coordinate(x), format_coordinate(width), name, value)
             )
         x += width
     return Markup('<svg class="bar" width="100%" height="22" aria-hidden="true">{}</svg>').format(
@@ -157,19 +171,19 @@ def stack(seconds: dict[str, float], longest: float) -> Markup:
     )
 
 
-def _ends(e: Estimate, with_interval: bool) -> list[float]:
+def _list_finite_ends(e: Estimate, with_interval: bool) -> list[float]:
     return [v for v in (e if with_interval else e[:1]) if math.isfinite(v)]
 
 
-def _whisker(colour: int, x: float, low: float, high: float) -> Markup:
+def _draw_interval_whisker(colour: int, x: float, low: float, high: float) -> Markup:
     return Markup('<line class="whisker c{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-        colour, short(x), short(x), short(low), short(high)
+        colour, format_coordinate(x), format_coordinate(x), format_coordinate(low), format_coordinate(high)
     )
 
 
-def _plain(value: float) -> str:
-    return number(value, 2).rstrip("0").rstrip(".")
+def _format_plain_number(value: float) -> str:
+    return format_number(value, 2).rstrip("0").rstrip(".")
 
 
-def _thousands(value: float) -> str:
+def _format_in_thousands(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"

@@ -8,7 +8,7 @@ from rich.table import Table
 from rollonce.training.cost import ComparisonCost
 
 
-def print_cost(console: Console, cost: ComparisonCost) -> None:
+def print_comparison_cost(console: Console, cost: ComparisonCost) -> None:
     """One line per arm, then the whole, then where the figures come from."""
     table = Table(box=None, pad_edge=False)
     for title in ("arm", "runs", "rollouts", "response tokens", "device hours", "memory of a run"):

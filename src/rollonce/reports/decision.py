@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from rollonce.reports.bars import encodable
-from rollonce.reports.words import interval, number
+from rollonce.reports.bars import replace_unencodable
+from rollonce.reports.words import format_interval, format_number
 from rollonce.scoring import Board, Estimate, WatchScore
 from rollonce.testing.audit import CheckResult
 from rollonce.tuning.planning import Plan
@@ -52,14 +52,14 @@ def print_decision(console: Console, decision: Decision, with_next: bool = True)
     console.print(
         Text.assemble(
             ("Is one rollout per task enough here? ", "bold"),
-            encodable(console, f"{decision.answer.capitalize()}, because {decision.because}."),
+            replace_unencodable(console, f"{decision.answer.capitalize()}, because {decision.because}."),
         )
     )
     if with_next:
         console.print(Text.assemble(("Next: ", "bold"), decision.next_step), soft_wrap=True)
 
 
-def into_trainer(file: str) -> str:
+def format_trainer_call(file: str) -> str:
     """How a saved baseline gets into training, ready to paste."""
     return f'SingleRolloutGRPOTrainer(..., baseline="{file}")'
 
@@ -74,27 +74,27 @@ def decide_from_b_eff(b_eff: Estimate, batch_size: int, rho: float | None = None
     """
     size = min(GROUP, batch_size // 2)
     of_groups = batch_size * (size - 1) / size if size > 1 else 0.0
-    level = f"B_eff is {number(b_eff.value, 1)} {interval(b_eff, 1)}".rstrip() + f" of {batch_size}"
+    level = f"B_eff is {format_number(b_eff.value, 1)} {format_interval(b_eff, 1)}".rstrip() + f" of {batch_size}"
     low, high = (v if math.isfinite(v) else b_eff.value for v in (b_eff.low, b_eff.high))
     if low >= of_groups or size < 2:
-        return "yes", f"{level}, no less than the {number(of_groups, 1)} of groups of {size}, whatever rho is"
+        return "yes", f"{level}, no less than the {format_number(of_groups, 1)} of groups of {size}, whatever rho is"
 
-    def crossing(level: float) -> float:
+    def find_crossing_rho(level: float) -> float:
         return max(0.0, (batch_size / level - size / (size - 1)) / (size - 1)) if level > 0 else math.inf
 
     if rho is None and b_eff.value >= of_groups:
         return "cannot tell", (
-            f"{level}, and the interval holds the {number(of_groups, 1)} of groups of {size}: at rho = 0 (tasks' "
-            f"gradients do not differ) they are about equal, from rho = {number(crossing(low), 3)} on it is enough; "
+            f"{level}, and the interval holds the {format_number(of_groups, 1)} of groups of {size}: at rho = 0 (tasks' "
+            f"gradients do not differ) they are about equal, from rho = {format_number(find_crossing_rho(low), 3)} on it is enough; "
             "`rollonce noise` measures rho on your policy"
         )
-    at = Estimate(crossing(b_eff.value), crossing(high), crossing(low))
-    where = number(at.value, 3)
+    at = Estimate(find_crossing_rho(b_eff.value), find_crossing_rho(high), find_crossing_rho(low))
+    where = format_number(at.value, 3)
     if at.high > at.low:
-        where += f" {interval(at, 3)}"
+        where += f" {format_interval(at, 3)}"
     from_there = f"the {where} from which one rollout per task has less noise than groups of {size}"
     if rho is None:
-        times = number(batch_size / b_eff.value / (size / (size - 1)), 1) if b_eff.value > 0 else "many"
+        times = format_number(batch_size / b_eff.value / (size / (size - 1)), 1) if b_eff.value > 0 else "many"
         return "cannot tell", (
             f"{level}: at rho = 0 (tasks' gradients do not differ) it needs {times} times the rollouts of groups of "
             f"{size}, from rho = {where} on fewer; rho is not in rewards, `rollonce noise` measures it on your policy"
@@ -124,11 +124,11 @@ def decide_on_board(board: Board, command: str, *, saved: str | None = None, rho
         )
     best = ranked[0]
     if saved:
-        step = f"rollonce check {saved}; then {into_trainer(saved)}"
+        step = f"rollonce check {saved}; then {format_trainer_call(saved)}"
     elif best.ratio.value <= 1.0005:
         step = f"{LOO_TRAINER}: the LOO mean needs no file and no tuning"
     else:
-        step = f"{command} --save-best baseline.json; then {into_trainer('baseline.json')}"
+        step = f"{command} --save-best baseline.json; then {format_trainer_call('baseline.json')}"
     if not math.isfinite(best.b_eff.value):
         return Decision(
             "cannot tell", "no task has a second rollout, so B_eff is not known: sample some tasks twice or more", step
@@ -152,7 +152,7 @@ def decide_on_tuning(result: TuneResult, file: str, rho: float | None = None) ->
         rho: See `decide_from_b_eff`.
     """
     score = result.judged.score
-    step = f"rollonce check {file}; then {into_trainer(file)}"
+    step = f"rollonce check {file}; then {format_trainer_call(file)}"
     if not math.isfinite(score.b_eff.value):
         return Decision(
             "cannot tell", "no task has a second rollout, so B_eff is not known: sample some tasks twice or more", step
@@ -166,7 +166,7 @@ def decide_on_plan(plan: Plan, files: str, *, rho_known: bool) -> Decision:
     b_eff = Estimate(plan.b_eff, math.nan, math.nan)
     answer, because = decide_from_b_eff(b_eff, plan.budget, plan.rho if rho_known else None)
     step = {
-        "yes": f"rollonce score {files} --save-best baseline.json; then " + into_trainer("baseline.json"),
+        "yes": f"rollonce score {files} --save-best baseline.json; then " + format_trainer_call("baseline.json"),
         "no": f"stay with groups, or look for a better baseline: rollonce tune {files}",
         "cannot tell": "rollonce noise --policy DIR --tasks SOURCE, and then this command with --rho and its value",
     }[answer]
@@ -194,7 +194,7 @@ def decide_on_audit(results: Sequence[CheckResult], source: str, provenance: dic
         value, *ends = (f"{v:.2f}" for v in reported)
         between = f" [{', '.join(ends)}]" if ends else ""
         level = f"; its file reports {value}{between} times the LOO mean's B_eff"
-    step = f"rollonce score FILES --baseline {source}" if provenance is None else into_trainer(source)
+    step = f"rollonce score FILES --baseline {source}" if provenance is None else format_trainer_call(source)
     return Decision("cannot tell", f"the audit finds no leak, but looks at no rewards of yours{level}", step)
 
 
@@ -203,13 +203,13 @@ def decide_on_log(scores: Sequence[WatchScore], log: str) -> Decision:
     best = scores[0]
     better = best.ratio.low > 1
     ahead = (
-        f"{best.label} would have been worth {number(best.ratio.value)} {interval(best.ratio)} times the LOO mean's "
+        f"{best.label} would have been worth {format_number(best.ratio.value)} {format_interval(best.ratio)} times the LOO mean's "
         "rollouts"
         if better
         else "no baseline can be told apart from the LOO mean"
     )
     step = (
-        f"rollonce tune {log} --window 512; then {into_trainer('baseline.json')}"
+        f"rollonce tune {log} --window 512; then {format_trainer_call('baseline.json')}"
         if better
         else f"{LOO_TRAINER}, or wait for more steps"
     )

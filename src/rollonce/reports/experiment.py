@@ -12,16 +12,23 @@ from jinja2 import Environment, FileSystemLoader
 from rollonce import __version__
 from rollonce.errors import InputError
 from rollonce.experiments.gates import GateResult
-from rollonce.experiments.ledger import TOUCHED, Ledger, ledger_path
+from rollonce.experiments.ledger import TOUCHED, Ledger, make_ledger_path
 from rollonce.experiments.prices import PRICES, Price
 from rollonce.experiments.records import RECORDS, Chain, Record
 from rollonce.experiments.stages import RunOutcome
 from rollonce.files import write_whole_file
-from rollonce.reports.experiment_figures import trace_training, training_figures
-from rollonce.reports.experiment_words import duration_for_people, facts_in_markdown, number_for_people, unanswered
+from rollonce.reports.experiment_figures import make_training_figures, read_training_trace
+from rollonce.reports.experiment_words import (
+    duration_for_people,
+    list_unanswered_items,
+    number_for_people,
+    render_facts_markdown,
+)
 
 
-def write_report(directory: Path, command: str, outcome: RunOutcome, price: Price | None = None) -> tuple[Path, Path]:
+def write_experiment_report(
+    directory: Path, command: str, outcome: RunOutcome, price: Price | None = None
+) -> tuple[Path, Path]:
     """``report.html`` and ``report.md`` in the run's directory, whole or not at all.
 
     Args:
@@ -33,7 +40,7 @@ def write_report(directory: Path, command: str, outcome: RunOutcome, price: Pric
     Raises:
         InputError: they cannot be written, or something that they would show was changed after it was recorded.
     """
-    facts = gather_facts(directory, command, outcome, price)
+    facts = gather_report_facts(directory, command, outcome, price)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -42,24 +49,24 @@ def write_report(directory: Path, command: str, outcome: RunOutcome, price: Pric
     )
     page, text = directory / "report.html", directory / "report.md"
     write_whole_file(page, environment.get_template("experiment.html").render(**facts))
-    write_whole_file(text, facts_in_markdown(facts))
+    write_whole_file(text, render_facts_markdown(facts))
     return page, text
 
 
-def verified_chain(directory: Path) -> tuple[Chain, str]:
+def read_verified_chain(directory: Path) -> tuple[Chain, str]:
     """The records of a run, every file of theirs compared with its hash, and what could not be verified, in a sentence.
 
     Raises:
         InputError: a record or a file was changed, dropped, or put in.
     """
-    known = ledger_path(directory).is_file()
+    known = make_ledger_path(directory).is_file()
     chain = Chain(directory, Ledger(directory) if known else None)
     if not chain.records:
         raise InputError("holds no records of a run", file=directory / RECORDS)
     newest = {record.stage: record for record in chain.records}
     for record in newest.values():
-        name = chain.damaged_file(record)
-        if name and not _thrown_away(directory, record, name):
+        name = chain.find_damaged_file(record)
+        if name and not _is_discarded_weights_file(directory, record, name):
             raise InputError(
                 f"was changed or removed after stage {record.stage!r} recorded it. {TOUCHED}", file=directory / name
             )
@@ -70,14 +77,16 @@ def verified_chain(directory: Path) -> tuple[Chain, str]:
     )
 
 
-def _thrown_away(directory: Path, record: Record, name: str) -> bool:
+def _is_discarded_weights_file(directory: Path, record: Record, name: str) -> bool:
     """Weights may be deleted once they were evaluated; nothing of the report is read from them."""
     return record.stage.startswith("arm:") and not name.endswith(".jsonl") and not (directory / name).exists()
 
 
-def gather_facts(directory: Path, command: str, outcome: RunOutcome, price: Price | None = None) -> dict[str, Any]:
+def gather_report_facts(
+    directory: Path, command: str, outcome: RunOutcome, price: Price | None = None
+) -> dict[str, Any]:
     """Everything that page and Markdown show, all of it verified."""
-    chain, unverified = verified_chain(directory)
+    chain, unverified = read_verified_chain(directory)
     latest = {r.stage: r for r in chain.records}
     force = next(r for r in reversed(chain.records) if r.stage in ("start", "revision"))
     spec = json.loads((directory / force.data.get("file", "spec.json")).read_text(encoding="utf-8"))
@@ -86,7 +95,7 @@ def gather_facts(directory: Path, command: str, outcome: RunOutcome, price: Pric
     deviations = list(dict.fromkeys(d for r in chain.records for d in r.data.get("deviations", [])))
     decision = latest.get("decision")
     traces = [
-        trace_training(directory, r) for r in chain.records if r.stage.startswith("arm:") and r.status == "passed"
+        read_training_trace(directory, r) for r in chain.records if r.stage.startswith("arm:") and r.status == "passed"
     ]
     verdict = decision.data["verdict"] if decision else "stopped"
     return {
@@ -101,7 +110,7 @@ def gather_facts(directory: Path, command: str, outcome: RunOutcome, price: Pric
         "head": chain.records[-1].hash,
         "arms": spec["arms"],
         "records": chain.records,
-        "checks": _gate_checks(latest),
+        "checks": _collect_gate_checks(latest),
         "gate": latest["gate_offline"].data.get("score") if "gate_offline" in latest else None,
         "criteria": decision.data["criteria"] if decision else [],
         "caveat": decision.data["caveat"] if decision else "",
@@ -115,17 +124,17 @@ def gather_facts(directory: Path, command: str, outcome: RunOutcome, price: Pric
         "probes": latest["probe"].data.get("probes", {}) if "probe" in latest else {},
         "selection": latest["selection"].data if "selection" in latest else None,
         "deviations": deviations + ([unverified] if unverified else []),
-        "used": used_sentence(used, settings, price),
+        "used": describe_used_resources(used, settings, price),
         "traces": traces,
-        "figures": training_figures(traces),
+        "figures": make_training_figures(traces),
         "settings": settings,
-        "unanswered": unanswered,
+        "unanswered": list_unanswered_items,
         "num": number_for_people,
         "sec": duration_for_people,
     }
 
 
-def used_sentence(used: dict[str, Any] | None, settings: dict[str, Any], price: Price | None) -> str:
+def describe_used_resources(used: dict[str, Any] | None, settings: dict[str, Any], price: Price | None) -> str:
     """Time, tokens and dollars that the run really took, in a sentence; "" before it ended."""
     if not used:
         return ""
@@ -145,7 +154,7 @@ def used_sentence(used: dict[str, Any] | None, settings: dict[str, Any], price: 
 _TOKENS = {"prompt": "read", "response": "sampled", "trained": "trained on"}
 
 
-def _gate_checks(latest: dict[str, Record]) -> list[GateResult]:
+def _collect_gate_checks(latest: dict[str, Record]) -> list[GateResult]:
     found = []
     for stage in ("gate_offline", "gate_online"):
         if stage in latest:

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from rollonce.experiments.records import Record
-from rollonce.experiments.stages.executed import load_steps
+from rollonce.experiments.stages.executed import read_executed_steps
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 200, 40, 8, 10, 30
 
@@ -28,11 +28,11 @@ class Trace(NamedTuple):
     advantage_sd: list[float]
 
 
-def trace_training(directory: Path, record: Record) -> Trace:
+def read_training_trace(directory: Path, record: Record) -> Trace:
     """Reward, and how the baseline and the LOO mean spread over the tasks of a step (their means are the mean reward,
     or near it)."""
     name = record.stage.partition(":")[2]
-    steps = load_steps(directory / f"arms/{name}.steps.jsonl")
+    steps = read_executed_steps(directory / f"arms/{name}.steps.jsonl")
     out = Trace(name, [], [], [], [], [], [])
     for s in steps:
         r, b, a = (np.asarray(x, dtype=np.float64) for x in (s.rewards, s.baselines, s.advantages))
@@ -45,24 +45,24 @@ def trace_training(directory: Path, record: Record) -> Trace:
     return out
 
 
-def training_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+def make_training_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     if not traces:
         return []
     names = [t.arm for t in traces]
     out = [
-        _titled_figure(
+        _make_titled_figure(
             "Mean reward of each step",
-            [running_mean(t.reward) for t in traces],
+            [compute_running_mean(t.reward) for t in traces],
             names,
             "training reward, mean of five steps",
         ),
-        _titled_figure(
+        _make_titled_figure(
             "Mean |b − LOO mean|",
             [t.gap for t in traces],
             names,
             "how far the arm's baseline lies from a plain leave-one-out mean",
         ),
-        _titled_figure(
+        _make_titled_figure(
             "Standard deviation of the advantages",
             [t.advantage_sd for t in traces],
             names,
@@ -72,23 +72,25 @@ def training_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     for t in traces:
         about = "standard deviation over the tasks of a step: how far each tells tasks apart"
         out.append(
-            _titled_figure(
+            _make_titled_figure(
                 f"{t.arm}: spread of b and of the LOO mean", [t.spread, t.loo_spread], ["b", "LOO mean"], about
             )
         )
     return out
 
 
-def running_mean(values: Sequence[float], over: int = 5) -> list[float]:
+def compute_running_mean(values: Sequence[float], over: int = 5) -> list[float]:
     """Mean of the last ``over`` values at each step."""
     return [float(np.mean(values[max(0, i - over + 1) : i + 1])) for i in range(len(values))]
 
 
-def _titled_figure(title: str, series: Sequence[Sequence[float]], names: Sequence[str], about: str) -> dict[str, Any]:
-    return {"title": title, "about": about, "names": list(names), "svg": line_chart(series, title)}
+def _make_titled_figure(
+    title: str, series: Sequence[Sequence[float]], names: Sequence[str], about: str
+) -> dict[str, Any]:
+    return {"title": title, "about": about, "names": list(names), "svg": draw_line_chart(series, title)}
 
 
-def line_chart(series: Sequence[Sequence[float]], label: str) -> Markup:
+def draw_line_chart(series: Sequence[Sequence[float]], label: str) -> Markup:
     """Values by step, one line per series."""
     points = [v for s in series for v in s if math.isfinite(v)]
     n = max((len(s) for s in series), default=0)

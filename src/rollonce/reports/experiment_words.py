@@ -20,12 +20,12 @@ def duration_for_people(value: float) -> str:
     return f"{value:.1f} s" if value < 90 else f"{value / 60:.1f} min"
 
 
-def unanswered(evaluation: dict[str, Any]) -> list[str]:
+def list_unanswered_items(evaluation: dict[str, Any]) -> list[str]:
     """Items that an arm never answered (older records counted those over the time limit as wrong)."""
     return evaluation.get("unanswered", evaluation.get("over_time_limit", []))
 
 
-def facts_in_markdown(f: dict[str, Any]) -> str:
+def render_facts_markdown(f: dict[str, Any]) -> str:
     out = [f"# {f['title']}", "", f"**{f['sentence']}**", ""]
     if f["caveat"]:
         out += [f["caveat"], ""]
@@ -46,16 +46,22 @@ def facts_in_markdown(f: dict[str, Any]) -> str:
                 m = c["mcnemar"]
                 said = f"{m['only_treatment']} only right in treatment, {m['only_baseline']} only in baseline"
                 rows.append([c["id"], "exact McNemar", f"p = {m['p_value']:.3g}", said])
-        out += ["## Verdict", "", *_markdown_table(["criterion", "method", "difference", "interval"], rows), ""]
+        out += ["## Verdict", "", *_format_markdown_table(["criterion", "method", "difference", "interval"], rows), ""]
     if f["evaluations"]:
         rows = [
-            [n, e["items"], number_for_people(e["accuracy"]), number_for_people(e["truncated"]), len(unanswered(e))]
+            [
+                n,
+                e["items"],
+                number_for_people(e["accuracy"]),
+                number_for_people(e["truncated"]),
+                len(list_unanswered_items(e)),
+            ]
             for n, e in f["evaluations"].items()
         ]
         out += [
             "## Evaluation",
             "",
-            *_markdown_table(["arm", "items", "accuracy", "truncated", "unanswered"], rows),
+            *_format_markdown_table(["arm", "items", "accuracy", "truncated", "unanswered"], rows),
             "",
         ]
     if f["checks"]:
@@ -69,8 +75,8 @@ def facts_in_markdown(f: dict[str, Any]) -> str:
             ]
             for c in f["checks"]
         ]
-        out += ["## Activation gate", "", *_markdown_table(["", "metric", "measured", "min", "max"], rows), ""]
-        out += _gate_lines(f["gate"])
+        out += ["## Activation gate", "", *_format_markdown_table(["", "metric", "measured", "min", "max"], rows), ""]
+        out += _describe_offline_gate(f["gate"])
     if f["executed"]:
         rows = []
         for name, e in f["executed"].items():
@@ -88,7 +94,7 @@ def facts_in_markdown(f: dict[str, Any]) -> str:
         out += [
             "## Executed",
             "",
-            *_markdown_table(
+            *_format_markdown_table(
                 ["arm", "steps", "group size", "rollouts per step", "learning rate", "own weight, max"], rows
             ),
             "",
@@ -100,9 +106,9 @@ def facts_in_markdown(f: dict[str, Any]) -> str:
             for i in range(0, len(t.steps), every)
         ]
         head = ["step", "reward", "sd of b", "sd of LOO", "mean abs(b - LOO)", "sd of A"]
-        out += [f"### {t.arm}", "", *_markdown_table(head, rows), ""]
+        out += [f"### {t.arm}", "", *_format_markdown_table(head, rows), ""]
     rows = [[r.index, r.stage, r.status, duration_for_people(r.seconds), r.hash[:12]] for r in f["records"]]
-    out += ["## Records", "", *_markdown_table(["", "stage", "status", "time", "hash"], rows), ""]
+    out += ["## Records", "", *_format_markdown_table(["", "stage", "status", "time", "hash"], rows), ""]
     out += [
         f"Specification sha256 `{f['sha256']}`; head of the chain `{f['head']}`.",
         "",
@@ -114,7 +120,7 @@ def facts_in_markdown(f: dict[str, Any]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _gate_lines(g: dict[str, Any] | None) -> list[str]:
+def _describe_offline_gate(g: dict[str, Any] | None) -> list[str]:
     if not g:
         return []
     if g["ratio"] is None:
@@ -132,7 +138,7 @@ def _gate_lines(g: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+def _format_markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     cell = lambda v: str(v).replace("|", "\\|").replace("\n", " ")  # noqa: E731
     return [
         "| " + " | ".join(head) + " |",

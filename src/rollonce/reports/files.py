@@ -11,16 +11,18 @@ import numpy as np
 
 from rollonce import __version__
 from rollonce.files import write_whole_file
-from rollonce.reports.board_rows import board_markdown, board_records, csv_value
+from rollonce.reports.board_rows import format_csv_value, make_board_records, render_board_markdown
 from rollonce.reports.columns import CSV_FIELDS
 from rollonce.reports.decision import Decision, decide_on_board
-from rollonce.reports.words import verdict
+from rollonce.reports.words import make_board_verdict
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board
-from rollonce.scoring.groups import chance_of_a_pass, chance_of_equals
+from rollonce.scoring.groups import chance_of_a_pass, chance_of_equal_rewards
 
 
-def boards_json(boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> dict[str, Any]:
+def make_boards_json(
+    boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None
+) -> dict[str, Any]:
     """What ``--json`` prints: ``{"rollonce", "command", "boards": [...]}``; each board has its ``verdict`` in words and
     its ``decision``."""
     decisions = decisions or [decide_on_board(board, command) for board in boards]
@@ -28,13 +30,13 @@ def boards_json(boards: Sequence[Board], command: str, decisions: Sequence[Decis
         "rollonce": __version__,
         "command": command,
         "boards": [
-            board.to_dict() | {"verdict": verdict(board)._asdict(), "decision": decision}
+            board.to_dict() | {"verdict": make_board_verdict(board)._asdict(), "decision": decision}
             for board, decision in zip(boards, decisions, strict=True)
         ],
     }
 
 
-def write_csv(path: str, boards: Sequence[Board]) -> None:
+def write_boards_csv(path: str, boards: Sequence[Board]) -> None:
     """One row for each set and baseline, in the order of the board; ``rank`` is empty for what stands apart (``needs``
     says why).
 
@@ -45,17 +47,17 @@ def write_csv(path: str, boards: Sequence[Board]) -> None:
     writer = csv.writer(text)
     writer.writerow(CSV_FIELDS)
     for board in boards:
-        writer.writerows([csv_value(v) for v in record.values()] for record in board_records(board))
+        writer.writerows([format_csv_value(v) for v in record.values()] for record in make_board_records(board))
     write_whole_file(path, text.getvalue())
 
 
-def write_markdown(path: str, boards: Sequence[Board], decisions: Sequence[Decision]) -> None:
+def write_boards_markdown(path: str, boards: Sequence[Board], decisions: Sequence[Decision]) -> None:
     """The boards under each other, as Markdown.
 
     Raises:
         InputError: if the file cannot be written.
     """
-    write_whole_file(path, "\n".join(map(board_markdown, boards, decisions)))
+    write_whole_file(path, "\n".join(map(render_board_markdown, boards, decisions)))
 
 
 def write_tasks_csv(path: str, tables: Sequence[Rollouts]) -> None:
@@ -84,8 +86,8 @@ def write_tasks_csv(path: str, tables: Sequence[Rollouts]) -> None:
                 float(table.means_N[n]),
                 float(sds[n]),
                 *(chance_of_a_pass(group >= full, k) for k in sizes),
-                *(chance_of_equals(group, g) for g in sizes[1:]),
+                *(chance_of_equal_rewards(group, g) for g in sizes[1:]),
             ]
-            plain = [csv_value(value) for value in row]
+            plain = [format_csv_value(value) for value in row]
             writer.writerow([table.name, task, *plain, " ".join(prompt.split())[:200]])
     write_whole_file(path, text.getvalue())

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 
-def page_environment() -> Environment:
+def make_page_environment() -> Environment:
     """The environment of the templates: everything escaped, with the filters ``sub`` and ``wbr``."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -17,16 +17,16 @@ def page_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(sub=subscript, wbr=breakable)
+    environment.filters.update(sub=mark_up_sentence, wbr=make_name_breakable)
     return environment
 
 
-def subscript(text: str) -> Markup:
+def mark_up_sentence(text: str) -> Markup:
     """``B_eff`` as people write it, and what stands between backticks as code."""
     marked = escape(text).replace("B_eff", Markup("B<sub>eff</sub>"))
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(marked)))
 
 
-def breakable(text: str) -> Markup:
+def make_name_breakable(text: str) -> Markup:
     """A name that may break after an underscore or a hyphen."""
     return Markup(re.sub(r"([_/-])", r"\1<wbr>", str(escape(text))))

@@ -21,7 +21,7 @@ _SHORTER = (
 )
 
 
-def is_published(label: str) -> bool:
+def is_published_example(label: str) -> bool:
     """Whether a row is an example of GS1 as the post gives it: TF-IDF in the batch, length buckets with a window."""
     without_window, with_window, _ = label.partition(", window ")
     return any(
@@ -31,7 +31,7 @@ def is_published(label: str) -> bool:
     )
 
 
-def short_label(label: str) -> str:
+def shorten_baseline_label(label: str) -> str:
     """A label for a narrow table; ``w512`` is a window of 512 rows.
 
     >>> short_label("softmax TF-IDF, T=0.1, window 512")

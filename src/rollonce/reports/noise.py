@@ -11,26 +11,26 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 from rollonce.noise.gradients import OnPolicy
 from rollonce.noise.report import Lag, NoiseReport, NoiseRow
 from rollonce.noise.session import Measurement
 from rollonce.reports.progress import (
     TRUSTED_TOP_SHARE,
-    curve_line,
-    exponent_lines,
-    how_measured,
-    merged_rows,
-    progress_json,
-    progress_table,
-    progress_verdict,
-    rank_agreement,
-    trust_line,
-    with_interval,
+    compute_rank_agreement,
+    describe_exponents,
+    describe_loo_curve,
+    describe_measurement,
+    describe_trust_in_norms,
+    format_noise_estimate,
+    make_progress_json,
+    make_progress_table,
+    make_progress_verdict,
+    merge_baseline_rows,
 )
 
 
-def print_noise(
+def print_noise_report(
     console: Console, measured: Measurement, lagged: Measurement | None = None, lag: Lag | None = None
 ) -> None:
     """Progress first; then the arithmetic noise, groups, approximations, and the lagged sampler where there is one."""
@@ -41,21 +41,21 @@ def print_noise(
         Text(f"  batches of {r.batch_size}, {r.n_tasks} tasks x {r.group_size}", style="dim"),
     )
     if measured.progress is not None:
-        for sentence in progress_verdict(measured.progress, r):
+        for sentence in make_progress_verdict(measured.progress, r):
             console.print(Text(sentence))
         console.print()
-        console.print(progress_table(measured.progress, r))
-        console.print(Text(how_measured(measured.progress), style="dim"))
-        console.print(Text(curve_line(measured.progress), style="dim"))
+        console.print(make_progress_table(measured.progress, r))
+        console.print(Text(describe_measurement(measured.progress), style="dim"))
+        console.print(Text(describe_loo_curve(measured.progress), style="dim"))
     if measured.exponents:
         console.print()
-    for line in exponent_lines(measured.exponents):
+    for line in describe_exponents(measured.exponents):
         console.print(Text(line))
     console.print()
     console.print(Text("Arithmetic noise of the gradient", style="bold"))
     top = r.approximations.norm_top_share
-    console.print(Text(trust_line(top), style="yellow" if top > TRUSTED_TOP_SHARE else ""))
-    for sentence in verdict(r):
+    console.print(Text(describe_trust_in_norms(top), style="yellow" if top > TRUSTED_TOP_SHARE else ""))
+    for sentence in make_noise_verdict(r):
         console.print(Text(sentence))
     console.print(
         Text(
@@ -69,7 +69,7 @@ def print_noise(
         )
     )
     console.print()
-    console.print(_rows(r.rows, lagged.noise if lagged else None))
+    console.print(_make_noise_table(r.rows, lagged.noise if lagged else None))
     if any(row.scored_as for row in r.rows):
         console.print(Text("* counts its own reward; measured as its leave-one-out twin", style="dim"))
     console.print(
@@ -89,21 +89,21 @@ def print_noise(
                 style="dim",
             )
         )
-        console.print(_groups(r))
+        console.print(_make_group_table(r))
     console.print()
     console.print(Text("The derivation's approximations, at the LOO mean", style="bold"))
-    console.print(_approximations(r, gradients.on_policy))
+    console.print(_make_approximation_table(r, gradients.on_policy))
     if lagged is not None and lag is not None:
         console.print()
         console.print(Text("Rollouts of the lagged policy", style="bold"))
-        for line in lag_lines(lag, lagged.gradients.on_policy):
+        for line in describe_lag_effects(lag, lagged.gradients.on_policy):
             console.print(Text(line))
     notes = [*(measured.progress.notes if measured.progress else []), *r.notes]
     for i, note in enumerate(notes):
         console.print(Padding(Text(f"Note: {note}", style="yellow"), (1 if i == 0 else 0, 0, 0, 0)))
 
 
-def verdict(report: NoiseReport) -> list[str]:
+def make_noise_verdict(report: NoiseReport) -> list[str]:
     """How far B_eff predicts here, in words."""
     rows = [r for r in report.rows if not r.scored_as and r.label != "LOO mean"]
     off = [r for r in rows if r.gap.low > 1 or r.gap.high < 1]
@@ -128,7 +128,7 @@ def verdict(report: NoiseReport) -> list[str]:
     return out
 
 
-def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
+def describe_lag_effects(lag: Lag, ratio: OnPolicy) -> list[str]:
     """What the lag did, a sentence each."""
     return [
         f"Log-probabilities differ by {ratio.mean_abs_log_ratio:.3g} nats a token in the mean (largest "
@@ -136,7 +136,7 @@ def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
         f"worth {ratio.effective_share:.0%} of the rollouts.",
         f"Noise of LOO is {lag.noise:.2f} times that on-policy; "
         + (
-            f"the true gradient keeps its direction by a cosine of {with_interval(lag.cosine)}."
+            f"the true gradient keeps its direction by a cosine of {format_noise_estimate(lag.cosine)}."
             if np.isfinite(lag.cosine.value)
             else (
                 "whether the true gradient keeps its direction cannot be told, for it is lost in the noise: more tasks "
@@ -146,7 +146,7 @@ def lag_lines(lag: Lag, ratio: OnPolicy) -> list[str]:
     ]
 
 
-def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
+def _make_noise_table(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("baseline", overflow="fold", min_width=16)
     for name in ("noise", "predicted", "off by"):
@@ -164,9 +164,9 @@ def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
         off = "yellow" if not exact and (r.gap.low > 1 or r.gap.high < 1) else ""
         cells = [
             Text(r.label + ("*" if r.scored_as else "")),
-            Text("1" if exact else with_interval(r.ratio), style=style),
+            Text("1" if exact else format_noise_estimate(r.ratio), style=style),
             Text(f"{r.predicted.value:.2f}"),
-            Text("1" if exact else with_interval(r.gap), style=off),
+            Text("1" if exact else format_noise_estimate(r.gap), style=off),
             Text(f"{r.norm_to_loo.value:.2f}"),
             Text(f"{r.b_eff:.1f}"),
             Text(f"{r.b_eff_measured.value:.1f}" if np.isfinite(r.b_eff_measured.value) else "-"),
@@ -181,7 +181,7 @@ def _rows(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
     return table
 
 
-def _groups(report: NoiseReport) -> Table:
+def _make_group_table(report: NoiseReport) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for name in ("G", "tasks", "noise", "predicted", "without", "dead groups"):
         table.add_column(name, justify="right")
@@ -190,22 +190,22 @@ def _groups(report: NoiseReport) -> Table:
         table.add_row(
             f"{g.group_size}",
             f"{g.tasks_per_step:g}",
-            with_interval(g.ratio),
-            with_interval(g.predicted),
-            with_interval(g.ratio_none),
+            format_noise_estimate(g.ratio),
+            format_noise_estimate(g.predicted),
+            format_noise_estimate(g.ratio_none),
             dead,
         )
     return table
 
 
-def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, str, str]]:
+def make_approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, str, str]]:
     """(what is assumed, what was measured, how to read it)."""
     a = report.approximations
     rows = [
-        ("rollouts do not covary", with_interval(a.cross, 4), "share of the noise; 0 if it holds"),
+        ("rollouts do not covary", format_noise_estimate(a.cross, 4), "share of the noise; 0 if it holds"),
         (
             "score norm and advantage unrelated",
-            with_interval(a.norm),
+            format_noise_estimate(a.norm),
             "E[A^2 |g|^2] / (E[A^2] E[|g|^2]); 1 if it holds",
         ),
         (
@@ -220,7 +220,7 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
         ),
         (
             "noise far above signal",
-            with_interval(a.signal, 4),
+            format_noise_estimate(a.signal, 4),
             f"|true gradient|^2 over the noise of {report.batch_size} rollouts; 0 if it holds",
         ),
         (
@@ -233,7 +233,7 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
         rows.append(
             (
                 "between tasks over within (rho)",
-                with_interval(a.rho, 3),
+                format_noise_estimate(a.rho, 3),
                 "decides between one rollout per task and groups",
             )
         )
@@ -243,31 +243,32 @@ def approximation_rows(report: NoiseReport, ratio: OnPolicy) -> list[tuple[str, 
     return rows
 
 
-def _approximations(report: NoiseReport, ratio: OnPolicy) -> Table:
+def _make_approximation_table(report: NoiseReport, ratio: OnPolicy) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(overflow="fold")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", style="dim")
-    for row in approximation_rows(report, ratio):
+    for row in make_approximation_rows(report, ratio):
         table.add_row(*(Text(cell) for cell in row))
     return table
 
 
-def noise_json(measured: Measurement, lag: Lag | None = None) -> dict[str, Any]:
+def make_noise_json(measured: Measurement, lag: Lag | None = None) -> dict[str, Any]:
     """Everything as plain JSON; what is not finite is null. Every row has ``progress`` and ``equivalent_batch``."""
     report, gradients = measured.noise, measured.gradients
-    document = plain_json(report) | {
-        "rows": merged_rows(measured.progress, report),
-        "verdict": verdict(report),
+    document = convert_to_plain_json(report) | {
+        "rows": merge_baseline_rows(measured.progress, report),
+        "verdict": make_noise_verdict(report),
         "winner": report.winner,
         "predicted_winner": report.predicted_winner,
         "gradients": {
-            k: plain_json(getattr(gradients, k)) for k in ("n_parameters", "buckets", "sketch_error", "on_policy")
+            k: convert_to_plain_json(getattr(gradients, k))
+            for k in ("n_parameters", "buckets", "sketch_error", "on_policy")
         },
-        "exponents": {e.metric: plain_json(e) for e in measured.exponents},
+        "exponents": {e.metric: convert_to_plain_json(e) for e in measured.exponents},
     }
     if measured.progress is not None:
-        document["progress"] = progress_json(measured.progress)
-        document["verdict"] = progress_verdict(measured.progress, report) + document["verdict"]
-        document["rank_correlation_with_b_eff"] = rank_agreement(measured.progress, report)
-    return document | ({"lag": plain_json(lag)} if lag is not None else {})
+        document["progress"] = make_progress_json(measured.progress)
+        document["verdict"] = make_progress_verdict(measured.progress, report) + document["verdict"]
+        document["rank_correlation_with_b_eff"] = compute_rank_agreement(measured.progress, report)
+    return document | ({"lag": convert_to_plain_json(lag)} if lag is not None else {})

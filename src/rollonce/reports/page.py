@@ -12,9 +12,16 @@ from rollonce import __version__
 from rollonce.files import write_whole_file
 from rollonce.reports import svg
 from rollonce.reports.decision import B_EFF_SAYS, Decision, decide_on_board
-from rollonce.reports.html import page_environment
-from rollonce.reports.labels import is_published
-from rollonce.reports.words import capital, interval, number, precision, significant, verdict
+from rollonce.reports.html import make_page_environment
+from rollonce.reports.labels import is_published_example
+from rollonce.reports.words import (
+    capitalise_first,
+    choose_decimals,
+    format_interval,
+    format_number,
+    format_significant,
+    make_board_verdict,
+)
 from rollonce.scoring import Board, Estimate, Score
 
 
@@ -32,16 +39,18 @@ class Row(NamedTuple):
     ratio_interval: str
 
 
-def write_page(path: str, boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> None:
+def write_board_page(
+    path: str, boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None
+) -> None:
     """Render the page and write it, whole or not at all.
 
     Raises:
         InputError: if it cannot be written.
     """
-    write_whole_file(path, render(boards, command, decisions))
+    write_whole_file(path, render_board_page(boards, command, decisions))
 
 
-def render(boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> str:
+def render_board_page(boards: Sequence[Board], command: str, decisions: Sequence[Decision] | None = None) -> str:
     """The page as text.
 
     Args:
@@ -49,55 +58,55 @@ def render(boards: Sequence[Board], command: str, decisions: Sequence[Decision] 
         command: What made it, shown at the end.
         decisions: What each board comes to; made here if they are not given.
     """
-    environment = page_environment()
+    environment = make_page_environment()
     environment.globals.update(
-        number=number,
-        significant=significant,
-        interval=interval,
-        precision=precision,
-        capital=capital,
+        number=format_number,
+        significant=format_significant,
+        interval=format_interval,
+        precision=choose_decimals,
+        capital=capitalise_first,
         math=math,
         min=min,
     )
     decisions = decisions or [decide_on_board(board, command) for board in boards]
     sections = [
-        _section(i, board) | {"decision": decision}
+        _make_board_section(i, board) | {"decision": decision}
         for i, (board, decision) in enumerate(zip(boards, decisions, strict=True))
     ]
     snrs = [board.moments.snr for board in boards]
-    snr_scale = svg.log_scale(snrs)
+    snr_scale = svg.make_logarithmic_scale(snrs)
     return environment.get_template("board.html").render(
-        title=_title(boards),
-        headline=_headline(boards),
+        title=_make_page_title(boards),
+        headline=_make_page_headline(boards),
         sections=sections,
-        overview=_overview(boards),
-        matrix=_matrix(boards) if len(boards) > 1 else None,
+        overview=_make_overview_rows(boards),
+        matrix=_make_ratio_matrix(boards) if len(boards) > 1 else None,
         snr=[
-            (board.name, section["id"], svg.interval_bar(snr, snr_scale), significant(snr))
+            (board.name, section["id"], svg.draw_interval_bar(snr, snr_scale), format_significant(snr))
             for board, section, snr in zip(boards, sections, snrs, strict=True)
         ],
-        snr_axis=svg.axis(snr_scale, -1),
-        snr_one=svg.Scale.at(snr_scale, 1.0) if not snr_scale.beyond(1.0) else None,
+        snr_axis=svg.draw_scale_axis(snr_scale, -1),
+        snr_one=svg.Scale.position_in_percent(snr_scale, 1.0) if not snr_scale.is_value_outside(1.0) else None,
         caveat=B_EFF_SAYS,
         command=command,
         version=__version__,
     )
 
 
-def _title(boards: Sequence[Board]) -> str:
+def _make_page_title(boards: Sequence[Board]) -> str:
     return boards[0].name if len(boards) == 1 else f"Baselines on {len(boards)} sets of rollouts"
 
 
-def _headline(boards: Sequence[Board]) -> str:
+def _make_page_headline(boards: Sequence[Board]) -> str:
     if len(boards) == 1:
-        return verdict(boards[0]).headline
+        return make_board_verdict(boards[0]).headline
     bests = [
         ratio for b in boards if (ratio := next((s.ratio for s in b.scores if math.isfinite(s.ratio.value)), None))
     ]
     if not bests:
         return "No baseline could be ranked on any of these sets: see their notes."
     told = sum(ratio.low > 1 for ratio in bests)
-    low, high = (number(f(r.value for r in bests)) for f in (min, max))
+    low, high = (format_number(f(r.value for r in bests)) for f in (min, max))
     spread = f"{low} to {high}" if low != high else low
     on = (
         f"all {len(boards)} sets"
@@ -111,80 +120,80 @@ def _headline(boards: Sequence[Board]) -> str:
     )
 
 
-def _section(i: int, board: Board) -> dict[str, Any]:
-    levels = svg.level_scale(board.batch_size)
-    ratios = svg.ratio_scale([s.ratio for s in board.scores])
+def _make_board_section(i: int, board: Board) -> dict[str, Any]:
+    levels = svg.make_level_scale(board.batch_size)
+    ratios = svg.make_ratio_scale([s.ratio for s in board.scores])
     curves = {name: line for name, line in board.curve.items() if any(math.isfinite(v) for _, v in line)}
     return {
         "id": f"set-{i + 1}",
         "board": board,
-        "verdict": verdict(board),
+        "verdict": make_board_verdict(board),
         "has_levels": any(math.isfinite(s.b_eff.value) for s in board.scores),
-        "rows": [_row(s, levels, ratios) for s in board.scores],
-        "apart": [_row(s, levels, ratios) for s in board.apart],
-        "level_axis": svg.axis(levels, 1),
-        "ratio_axis": svg.axis(ratios),
-        "one": ratios.at(1.0),
-        "histogram": svg.histogram(board.difficulty) if board.difficulty else "",
-        "curve": svg.curve(curves) if len(curves) > 1 else "",
-        "curves": [_curve_name(name, board) for name in curves],
+        "rows": [_make_baseline_row(s, levels, ratios) for s in board.scores],
+        "apart": [_make_baseline_row(s, levels, ratios) for s in board.apart],
+        "level_axis": svg.draw_scale_axis(levels, 1),
+        "ratio_axis": svg.draw_scale_axis(ratios),
+        "one": ratios.position_in_percent(1.0),
+        "histogram": svg.draw_reward_histogram(board.difficulty) if board.difficulty else "",
+        "curve": svg.draw_batch_size_curve(curves) if len(curves) > 1 else "",
+        "curves": [_name_board_curve(name, board) for name in curves],
         "groups": [g for g in board.groups if math.isfinite(g.crossing)],
     }
 
 
-def _curve_name(name: str, board: Board) -> str:
+def _name_board_curve(name: str, board: Board) -> str:
     if name == "perfect":
         return "B (every baseline's ceiling)"
     return f"{name} (best)" if board.scores and name == board.best.label else name
 
 
-def _row(score: Score, levels: svg.Scale, ratios: svg.Scale) -> Row:
-    kind = kind_of(score.ratio)
+def _make_baseline_row(score: Score, levels: svg.Scale, ratios: svg.Scale) -> Row:
+    kind = classify_ratio(score.ratio)
     return Row(
         label=score.label,
-        remark=f"scored as {score.scored_as}" if score.scored_as else _published(score.label),
+        remark=f"scored as {score.scored_as}" if score.scored_as else _remark_if_published(score.label),
         kind=kind,
-        level=svg.interval_bar(score.b_eff, levels, kind),
-        level_text=number(score.b_eff.value, 1),
-        level_interval=interval(score.b_eff, 1),
-        ratio=svg.interval_bar(score.ratio, ratios, kind),
-        ratio_text=number(score.ratio.value, precision(score.ratio)),
-        ratio_interval=interval(score.ratio),
+        level=svg.draw_interval_bar(score.b_eff, levels, kind),
+        level_text=format_number(score.b_eff.value, 1),
+        level_interval=format_interval(score.b_eff, 1),
+        ratio=svg.draw_interval_bar(score.ratio, ratios, kind),
+        ratio_text=format_number(score.ratio.value, choose_decimals(score.ratio)),
+        ratio_interval=format_interval(score.ratio),
     )
 
 
-def _published(label: str) -> str:
-    return "published as an example of GS1" if is_published(label) else ""
+def _remark_if_published(label: str) -> str:
+    return "published as an example of GS1" if is_published_example(label) else ""
 
 
-def kind_of(ratio: Estimate) -> str:
+def classify_ratio(ratio: Estimate) -> str:
     """``won`` or ``lost`` if the whole interval lies on one side of 1, else ``even``."""
     if not math.isfinite(ratio.low):
         return "even"
     return "won" if ratio.low > 1 else "lost" if ratio.high < 1 else "even"
 
 
-def _overview(boards: Sequence[Board]) -> list[dict[str, Any]]:
+def _make_overview_rows(boards: Sequence[Board]) -> list[dict[str, Any]]:
     bests = [next((s for s in b.scores if math.isfinite(s.ratio.value)), None) for b in boards]
-    scale = svg.ratio_scale([s.ratio for s in bests if s is not None])
+    scale = svg.make_ratio_scale([s.ratio for s in bests if s is not None])
     out = []
     for i, (board, best) in enumerate(zip(boards, bests, strict=True)):
-        words = verdict(board)
+        words = make_board_verdict(board)
         out.append(
             {
                 "id": f"set-{i + 1}",
                 "board": board,
                 "best": best,
                 "apart": words.apart,
-                "bar": svg.interval_bar(best.ratio, scale, kind_of(best.ratio)) if best is not None else "",
-                "one": scale.at(1.0),
-                "axis": svg.axis(scale),
+                "bar": svg.draw_interval_bar(best.ratio, scale, classify_ratio(best.ratio)) if best is not None else "",
+                "one": scale.position_in_percent(1.0),
+                "axis": svg.draw_scale_axis(scale),
             }
         )
     return out
 
 
-def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
+def _make_ratio_matrix(boards: Sequence[Board]) -> dict[str, Any]:
     """Baselines x sets: ratios to LOO, baselines by their geometric mean over the sets that have them."""
     cells: dict[str, dict[int, Estimate]] = {}
     for k, board in enumerate(boards):
@@ -205,7 +214,7 @@ def _matrix(boards: Sequence[Board]) -> dict[str, Any]:
             row.append(
                 (
                     ratio,
-                    kind_of(ratio) if ratio else "",
+                    classify_ratio(ratio) if ratio else "",
                     f"{55 * strength:.0f}%",
                     "up" if ratio and ratio.value > 1 else "down",
                 )

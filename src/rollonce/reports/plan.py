@@ -12,17 +12,17 @@ from rollonce.tuning.planning import Plan
 from rollonce.tuning.power import Power
 
 
-def print_plan(console: Console, plan: Plan) -> None:
+def print_plan_summary(console: Console, plan: Plan) -> None:
     """One rollout per task beside groups at the same number of rollouts, and what of it is assumption."""
     moments = plan.difficulty
-    _say(
+    _print_plain_text(
         console,
         f"{plan.budget} rollouts per step; mean reward {moments.mean:.3g}, s2 {moments.s2:.3g}, "
         f"tau2 {moments.tau2:.3g}, SNR {moments.snr:.3g}",
     )
     if plan.beta:
         a, b = plan.beta
-        _say(console, f"Beta({a:.2f}, {b:.2f}) difficulty, fitted by moments")
+        _print_plain_text(console, f"Beta({a:.2f}, {b:.2f}) difficulty, fitted by moments")
     table = Table(box=None, pad_edge=False)
     for heading in ("", "tasks", "B_eff", "variance", "crossing", "dead, Beta", "dead, data"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -34,13 +34,13 @@ def print_plan(console: Console, plan: Plan) -> None:
             f"{group.b_eff:.1f}",
             f"{group.variance:.2f}",
             f"{group.crossing:.3f}",
-            _percent(group.dead_beta),
-            _percent(group.dead_data),
+            _format_percent(group.dead_beta),
+            _format_percent(group.dead_data),
         )
     console.print()
     console.print(table)
     console.print()
-    _say(
+    _print_plain_text(
         console,
         f"one each: one rollout per task; groups: RLOO, or GRPO without std. B_eff of the LOO mean: "
         f"{plan.loo_b_eff:.1f} (closed form). variance: predicted gradient variance at rho = {plan.rho:g}, in units of "
@@ -50,14 +50,14 @@ def print_plan(console: Console, plan: Plan) -> None:
     best = min(plan.groups, key=lambda group: group.variance, default=None)
     if best is not None:
         winner = "one rollout per task" if plan.variance <= best.variance else f"groups of {best.group_size}"
-        _say(console, f"At rho = {plan.rho:g} the smallest predicted variance is that of {winner}.")
+        _print_plain_text(console, f"At rho = {plan.rho:g} the smallest predicted variance is that of {winner}.")
     console.print()
-    _say(console, "What of it is assumption:")
+    _print_plain_text(console, "What of it is assumption:")
     for line in plan.assumed:
-        _say(console, f"  - {line}")
+        _print_plain_text(console, f"  - {line}")
 
 
-def print_power(
+def print_decision_power(
     console: Console,
     rules: Sequence[Power],
     *,
@@ -69,7 +69,7 @@ def print_power(
     target_power: float,
 ) -> None:
     """What each decision rule can pass at all, and the items that a true difference needs."""
-    _say(
+    _print_plain_text(
         console,
         f"{n_items} items, alpha {alpha:g} two-sided; passes if the interval's lower end lies above {margin:+g}",
     )
@@ -93,20 +93,20 @@ def print_power(
     console.print(table)
     console.print()
     if true_difference is not None:
-        _say(
+        _print_plain_text(
             console,
             f"Items needed: a true difference of {true_difference:+g} passes with a chance of {target_power:.0%}.",
         )
-    _say(
+    _print_plain_text(
         console,
         f"Assumed: {discordance:.0%} of items are graded differently (Bernstein, normal, items needed). "
         "Normal is approximate and has no guarantee.",
     )
 
 
-def _say(console: Console, text: str) -> None:
+def _print_plain_text(console: Console, text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return "" if math.isnan(share) else f"{share:.0%}"

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 
-from rollonce.tuning.transfer import Cell, TransferResult, geometric_mean
+from rollonce.tuning.transfer import Cell, TransferResult, geometric_mean_of_ratios
 
 FULL_COLOUR = math.log(1.25)
 """Ratios of 0.8 and 1.25 and beyond have the full colour."""
@@ -17,7 +17,7 @@ _CELL_WIDTH, _CELL_HEIGHT, _TOP, _BOTTOM, _FONT = 76, 26, 130, 46, 12
 _GAIN, _LOSS = (33, 102, 172), (178, 24, 43)
 
 
-def print_transfer(console: Console, result: TransferResult) -> None:
+def print_transfer_matrix(console: Console, result: TransferResult) -> None:
     """The matrix with a letter for each set, and one sentence per row."""
     letters = [
         string.ascii_uppercase[i] if i < len(string.ascii_uppercase) else str(i) for i in range(len(result.columns))
@@ -30,7 +30,9 @@ def print_transfer(console: Console, result: TransferResult) -> None:
     for heading in (*letters, "mean"):
         table.add_column(heading, justify="right")
     for name, cells in result.rows.items():
-        table.add_row(tuned_on.get(name, name), *map(cell_text, cells), f"{geometric_mean(cells):.2f}")
+        table.add_row(
+            tuned_on.get(name, name), *map(format_ratio_cell, cells), f"{geometric_mean_of_ratios(cells):.2f}"
+        )
     console.print()
     console.print(table)
     console.print("+ / -: the 95% interval lies above / below 1.  c: cross-fitted.", markup=False)
@@ -39,34 +41,36 @@ def print_transfer(console: Console, result: TransferResult) -> None:
         console.print(sentence, markup=False, soft_wrap=True)
 
 
-def cell_text(cell: Cell) -> str:
+def format_ratio_cell(cell: Cell) -> str:
     """``1.12+c``: the ratio, ``+`` or ``-`` where its interval excludes 1, ``c`` where it is cross-fitted."""
     sign = "+" if cell.ratio.low > 1 else "-" if cell.ratio.high < 1 else ""
     return f"{cell.ratio.value:.2f}{sign}{'c' if cell.cross_fitted else ''}"
 
 
-def transfer_svg(result: TransferResult) -> str:
+def draw_transfer_heat_map(result: TransferResult) -> str:
     """The heat map: blue where B_eff is above the LOO mean's, red where it is below, bold where that is certain."""
     left = 24 + 7 * max(map(len, result.rows))
     longest = max(map(len, result.columns))
     width = left + _CELL_WIDTH * len(result.columns) + round(5.2 * longest)
     height = _TOP + _CELL_HEIGHT * len(result.rows) + _BOTTOM
     parts = [
-        _text(12, 18, "B_eff relative to the set's LOO mean (bold: the 95% interval excludes 1)", size=13),
+        _draw_svg_text(12, 18, "B_eff relative to the set's LOO mean (bold: the 95% interval excludes 1)", size=13),
     ]
     for j, name in enumerate(result.columns):
         x, y = left + _CELL_WIDTH * (j + 0.5), _TOP - 8
-        parts.append(_text(x, y, name, turn=f"rotate(-35 {x:g} {y:g})"))
+        parts.append(_draw_svg_text(x, y, name, turn=f"rotate(-35 {x:g} {y:g})"))
     for i, (name, cells) in enumerate(result.rows.items()):
         y = _TOP + _CELL_HEIGHT * i
-        parts.append(_text(left - 8, y + 17, name, anchor="end"))
+        parts.append(_draw_svg_text(left - 8, y + 17, name, anchor="end"))
         for j, cell in enumerate(cells):
-            parts.append(_cell(left + _CELL_WIDTH * j, y, cell))
+            parts.append(_draw_heat_map_cell(left + _CELL_WIDTH * j, y, cell))
     y = height - 26
     for j, ratio in enumerate((0.8, 0.9, 1.0, 1.1, 1.25)):
         x = left + 46 * j
-        parts.append(Markup('<rect x="{}" y="{}" width="46" height="10" fill="{}"/>').format(x, y, colour(ratio)))
-        parts.append(_text(x + 23, y + 22, f"{ratio:g}", anchor="middle", size=10))
+        parts.append(
+            Markup('<rect x="{}" y="{}" width="46" height="10" fill="{}"/>').format(x, y, choose_ratio_colour(ratio))
+        )
+        parts.append(_draw_svg_text(x + 23, y + 22, f"{ratio:g}", anchor="middle", size=10))
     return str(
         Markup(
             '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" '
@@ -76,7 +80,7 @@ def transfer_svg(result: TransferResult) -> str:
     )
 
 
-def colour(ratio: float) -> str:
+def choose_ratio_colour(ratio: float) -> str:
     """White at 1, blue above, red below; grey where there is no ratio.
 
     >>> colour(1.0), colour(1.25), colour(0.5)
@@ -89,15 +93,15 @@ def colour(ratio: float) -> str:
     return "#" + "".join(f"{round(255 + share * (part - 255)):02x}" for part in end)
 
 
-def _cell(x: float, y: float, cell: Cell) -> Markup:
+def _draw_heat_map_cell(x: float, y: float, cell: Cell) -> Markup:
     ratio = cell.ratio
     certain = ratio.low > 1 or ratio.high < 1
     dark = ratio.value > 0 and abs(math.log(ratio.value)) > 0.6 * FULL_COLOUR
     box = Markup('<rect x="{}" y="{}" width="{}" height="{}" fill="{}" stroke="white"/>').format(
-        x, y, _CELL_WIDTH, _CELL_HEIGHT, colour(ratio.value)
+        x, y, _CELL_WIDTH, _CELL_HEIGHT, choose_ratio_colour(ratio.value)
     )
     number = "-" if math.isnan(ratio.value) else f"{ratio.value:.2f}"
-    return box + _text(
+    return box + _draw_svg_text(
         x + _CELL_WIDTH / 2,
         y + 17,
         number,
@@ -107,7 +111,7 @@ def _cell(x: float, y: float, cell: Cell) -> Markup:
     )
 
 
-def _text(
+def _draw_svg_text(
     x: float,
     y: float,
     content: str,

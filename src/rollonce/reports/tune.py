@@ -12,12 +12,12 @@ from rollonce.tuning.tune import TuneResult
 CURVE_LINES = 10
 
 
-def print_tuning(console: Console, result: TuneResult) -> None:
+def print_tuning_result(console: Console, result: TuneResult) -> None:
     """The chosen baseline, what it is worth on tasks that the search never saw, and how easy it was to find."""
-    console.print(tuning_text(result), soft_wrap=True, markup=False)
+    console.print(format_tuning_result(result), soft_wrap=True, markup=False)
 
 
-def tuning_text(result: TuneResult) -> str:
+def format_tuning_result(result: TuneResult) -> str:
     """The same as text."""
     settings, reported = result.settings, result.judged.score
     if result.cross_fitted:
@@ -56,7 +56,7 @@ def tuning_text(result: TuneResult) -> str:
         ],
         [
             f"How easy it was: best so far on the tune part ({trials}, {result.seconds_of_trials:.1f} s)",
-            *_curve_lines(result.curve),
+            *_search_curve_lines(result.curve),
             *(
                 [f"  95% of the final gain after {result.trials_for_95} trials"]
                 if result.trials_for_95 is not None
@@ -79,7 +79,7 @@ def _self_tuning_lines(score: Score | None) -> list[str]:
     ]
 
 
-def _curve_lines(curve: list[tuple[int, float, float]]) -> list[str]:
+def _search_curve_lines(curve: list[tuple[int, float, float]]) -> list[str]:
     if not curve:
         return []
     low, high = min(best for _, _, best in curve), max(best for _, _, best in curve)

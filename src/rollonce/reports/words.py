@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     apart: bool | None
 
 
-def number(value: float, digits: int = 2) -> str:
+def format_number(value: float, digits: int = 2) -> str:
     """A number with so many decimals; ``-`` where there is none, a true minus sign otherwise."""
     if not math.isfinite(value):
         return "-" if math.isnan(value) else ("∞" if value > 0 else "−∞")
@@ -31,46 +31,48 @@ def number(value: float, digits: int = 2) -> str:
     return text.replace("-", "−") if float(text) else text.lstrip("-")
 
 
-def interval(estimate: Estimate, digits: int = 2) -> str:
+def format_interval(estimate: Estimate, digits: int = 2) -> str:
     """``[low, high]``, with as many decimals more as it takes to tell the ends apart; "" where there is none."""
     if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
         return ""
-    digits = precision(estimate, digits)
-    return f"[{number(estimate.low, digits)}, {number(estimate.high, digits)}]"
+    digits = choose_decimals(estimate, digits)
+    return f"[{format_number(estimate.low, digits)}, {format_number(estimate.high, digits)}]"
 
 
-def precision(estimate: Estimate, digits: int = 2) -> int:
+def choose_decimals(estimate: Estimate, digits: int = 2) -> int:
     """Decimals under which the ends of an interval differ, from ``digits`` to two more."""
     while digits < 4 and estimate.high > estimate.low and f"{estimate.low:.{digits}f}" == f"{estimate.high:.{digits}f}":
         digits += 1
     return digits
 
 
-def with_interval(estimate: Estimate, digits: int = 2) -> str:
+def format_with_interval(estimate: Estimate, digits: int = 2) -> str:
     """``1.05 [0.92, 1.19]``; with a decimal more where an end would round to 1 and hide on which side of it it lies."""
     while digits < 4 and any(v != 1 and f"{v:.{digits}f}" == f"{1:.{digits}f}" for v in (estimate.low, estimate.high)):
         digits += 1
-    return f"{number(estimate.value, precision(estimate, digits))} {interval(estimate, digits)}".strip()
+    return f"{format_number(estimate.value, choose_decimals(estimate, digits))} {format_interval(estimate, digits)}".strip()
 
 
-def significant(estimate: Estimate) -> str:
+def format_significant(estimate: Estimate) -> str:
     """Three significant digits with the interval: for s2, tau2, SNR."""
 
-    def text(value: float) -> str:
-        return number(value) if not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
+    def format_three_digits(value: float) -> str:
+        return format_number(value) if not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
     both = math.isfinite(estimate.low) and math.isfinite(estimate.high)
-    return text(estimate.value) + (f" [{text(estimate.low)}, {text(estimate.high)}]" if both else "")
+    return format_three_digits(estimate.value) + (
+        f" [{format_three_digits(estimate.low)}, {format_three_digits(estimate.high)}]" if both else ""
+    )
 
 
-def beats(score: Score) -> bool | None:
+def is_better_than_loo(score: Score) -> bool | None:
     """Whether a baseline's ratio to LOO lies above 1 with its whole interval; None where there is no interval."""
     if not math.isfinite(score.ratio.low):
         return None
     return score.ratio.low > 1
 
 
-def step_sentences(board: Board) -> list[str]:
+def describe_best_step(board: Board) -> list[str]:
     """Which baseline is predicted to make the best training step, and whether that is B_eff's choice; none where
     rollouts have no log-probabilities."""
     known = [s for s in board.scores if s.progress is not None and math.isfinite(s.progress.value)]
@@ -83,11 +85,11 @@ def step_sentences(board: Board) -> list[str]:
     how = f"exponent {exponent:g}" if exponent is not None else "exponent not measured, so of 1 and 2 both"
     if best.label == board.loo.label:
         return [f"No baseline is predicted to make a better step than {best.label} ({how})."]
-    size = with_interval(best.equivalent_batch, 0)
+    size = format_with_interval(best.equivalent_batch, 0)
     if any(p.beyond_curve for p in board.steps[best.label]):  # read off a line that nothing was measured on
         size = f"more than {2 * board.batch_size}"
     first = (
-        f"Best predicted step: {best.label}, {with_interval(best.progress)} times the progress of "
+        f"Best predicted step: {best.label}, {format_with_interval(best.progress)} times the progress of "
         f"{board.loo.label}, as with a batch of {size} instead of {board.batch_size} ({how})."
     )
     same = board.best.label == best.label
@@ -95,7 +97,7 @@ def step_sentences(board: Board) -> list[str]:
     return [first, second]
 
 
-def verdict(board: Board) -> Verdict:
+def make_board_verdict(board: Board) -> Verdict:
     """The best baseline of a board in a sentence, and whether it can be told apart from the LOO mean."""
     if len(set(board.difficulty)) == 1 and not board.moments.s2.value > 0:  # single rollouts have no s2
         return Verdict("All rewards are equal: no baseline is better than another, nothing can be learned.", [], None)
@@ -107,53 +109,51 @@ def verdict(board: Board) -> Verdict:
         # A baseline without any error has no ratio (its E[A^2] is 0), so the errors themselves are compared.
         best = min((s for s in board.scores if math.isfinite(s.mse)), key=lambda s: s.mse, default=best)
         return Verdict(
-            f"{capital(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.",
+            f"{capitalise_first(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.",
             [],
             None,
         )
-    level = f"B_eff {number(best.b_eff.value, 1)} of {size}" if math.isfinite(best.b_eff.value) else ""
+    level = f"B_eff {format_number(best.b_eff.value, 1)} of {size}" if math.isfinite(best.b_eff.value) else ""
     if loo is not None and best.ratio.value <= 1.0005:
         tail = f": {level}" if level else ""
         return Verdict(f"Nothing here does better than the plain leave-one-out mean of the batch{tail}.", [], False)
-    ratio = with_interval(best.ratio)
-    told = beats(best)
+    ratio = format_with_interval(best.ratio)
+    told = is_better_than_loo(best)
     more: list[str] = []
     if told is None:
         return Verdict(
-            f"{capital(best.label)} is ahead, at {ratio} times the LOO mean{_and(level)}; no interval was computed.",
+            f"{capitalise_first(best.label)} is ahead, at {ratio} times the LOO mean{_put_in_parentheses(level)}; no interval was computed.",
             more,
             None,
         )
-    winners = [s for s in ranked if beats(s)]
+    winners = [s for s in ranked if is_better_than_loo(s)]
     if told:
-        headline = f"{capital(best.label)} does best: {_comma(level)}{ratio} times the LOO mean."
-        close = [s for s in ranked[1:] if s.ratio.high > best.ratio.low and beats(s)]
+        headline = f"{capitalise_first(best.label)} does best: {_end_with_comma(level)}{ratio} times the LOO mean."
+        close = [s for s in ranked[1:] if s.ratio.high > best.ratio.low and is_better_than_loo(s)]
         if close:
             more.append(
                 f"{len(close)} more beat LOO with intervals that overlap its own; the nearest is {close[0].label}."
             )
         return Verdict(headline, more, True)
-    headline = (
-        f"{capital(best.label)} is ahead at {ratio} times the LOO mean{_and(level)}, but cannot be told apart from it."
-    )
+    headline = f"{capitalise_first(best.label)} is ahead at {ratio} times the LOO mean{_put_in_parentheses(level)}, but cannot be told apart from it."
     if winners:
         more.append(
-            f"What can be told apart from it: {winners[0].label}, at {with_interval(winners[0].ratio)} times LOO."
+            f"What can be told apart from it: {winners[0].label}, at {format_with_interval(winners[0].ratio)} times LOO."
         )
     else:
         more.append("No baseline here can be told apart from LOO at this number of tasks.")
     return Verdict(headline, more, False)
 
 
-def _and(level: str) -> str:
+def _put_in_parentheses(level: str) -> str:
     return f" ({level})" if level else ""
 
 
-def _comma(level: str) -> str:
+def _end_with_comma(level: str) -> str:
     return f"{level}, " if level else ""
 
 
-def capital(text: str) -> str:
+def capitalise_first(text: str) -> str:
     """The text with a capital first letter, unless its first word is spelt like TF-IDF or kNN."""
     first = text.split(" ", 1)[0]
     return text[:1].upper() + text[1:] if first.islower() else text
@@ -164,7 +164,14 @@ def moments_sentence(board: Board) -> str:
     m = board.moments
     low, high = m.group_sizes
     sizes = f"{low}" if low == high else f"{low}-{high}"
-    parts = [f"{m.n_tasks} tasks, {m.n_rollouts} rollouts ({sizes} a task)", f"mean reward {significant(m.mean)}"]
+    parts = [
+        f"{m.n_tasks} tasks, {m.n_rollouts} rollouts ({sizes} a task)",
+        f"mean reward {format_significant(m.mean)}",
+    ]
     if math.isfinite(m.s2.value):
-        parts += [f"s2 {significant(m.s2)}", f"tau2 {significant(m.tau2)}", f"SNR {significant(m.snr)}"]
+        parts += [
+            f"s2 {format_significant(m.s2)}",
+            f"tau2 {format_significant(m.tau2)}",
+            f"SNR {format_significant(m.snr)}",
+        ]
     return " · ".join(parts)

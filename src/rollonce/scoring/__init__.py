@@ -1,11 +1,11 @@
 """Scoring: moments, effective batch sizes, intervals."""
 
 from rollonce.scoring.board import Board, score_rollouts
-from rollonce.scoring.crossfit import CrossFitted, cross_fit
-from rollonce.scoring.estimator import Scorer, check_scorable
-from rollonce.scoring.groups import GroupScore, dead_group_fraction, group_scores
-from rollonce.scoring.log_steps import steps_as_they_come, steps_of
-from rollonce.scoring.moments import Estimate, Moments, loo_b_eff, moments
+from rollonce.scoring.crossfit import CrossFitted, cross_fit_baseline
+from rollonce.scoring.estimator import Scorer, check_can_be_scored
+from rollonce.scoring.groups import GroupScore, dead_group_fraction, score_group_baselines
+from rollonce.scoring.log_steps import split_into_steps, steps_as_they_come
+from rollonce.scoring.moments import Estimate, Moments, effective_batch_of_loo, moments
 from rollonce.scoring.score import Score
 from rollonce.scoring.watch import GrowingWatcher, Watcher, WatchScore
 
@@ -20,13 +20,13 @@ __all__ = [
     "Scorer",
     "WatchScore",
     "Watcher",
-    "check_scorable",
-    "cross_fit",
+    "check_can_be_scored",
+    "cross_fit_baseline",
     "dead_group_fraction",
-    "group_scores",
-    "loo_b_eff",
+    "effective_batch_of_loo",
     "moments",
+    "score_group_baselines",
     "score_rollouts",
+    "split_into_steps",
     "steps_as_they_come",
-    "steps_of",
 ]

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother, published_tfidf
-from rollonce.baselines.catalogue import board_baselines
+from rollonce.baselines.catalogue import default_board_baselines
 from rollonce.errors import InputError
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 from rollonce.rollouts import Rollouts
-from rollonce.scoring.crossfit import FOLDS, CrossFitted, cross_fit
+from rollonce.scoring.crossfit import FOLDS, CrossFitted, cross_fit_baseline
 from rollonce.scoring.estimator import Scorer
-from rollonce.scoring.groups import GroupScore, group_scores
-from rollonce.scoring.moments import Moments, loo_b_eff, moments
-from rollonce.scoring.rows import norm_exponent
+from rollonce.scoring.groups import GroupScore, score_group_baselines
+from rollonce.scoring.moments import Moments, effective_batch_of_loo, moments
+from rollonce.scoring.rows import norm_weighted_exponent
 from rollonce.scoring.score import Score
-from rollonce.scoring.step_prediction import StepPrediction, StepPredictor, between, exponents_for
+from rollonce.scoring.step_prediction import StepPrediction, StepPredictor, exponents_to_predict, join_over_exponents
 
 CURVE_SIZES = (8, 16, 32, 64, 128)
 NO_LOG_PROBS = (
@@ -74,7 +74,7 @@ class Board:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; NaN and infinities become null."""
-        return plain_json(self)
+        return convert_to_plain_json(self)
 
 
 def score_rollouts(
@@ -100,7 +100,7 @@ def score_rollouts(
 
     Args:
         rollouts: The table.
-        baselines: What to fit on the prompts and score; `rollonce.baselines.catalogue.board_baselines` by default.
+        baselines: What to fit on the prompts and score; `rollonce.baselines.catalogue.default_board_baselines` by default.
             The LOO mean is always there.
         fitted: What to score as well, as it was fitted: baselines read from files.
         batch_size: B.
@@ -125,7 +125,9 @@ def score_rollouts(
         targets, fit_on = order[:n_held], tasks.take(order[n_held:])
     scorer = Scorer(rollouts, batch_size, n_batches, resamples, seed=seed, targets=targets)
     chosen = (
-        list(baselines) if baselines is not None else board_baselines(tasks, window, norm_exponent(rollouts, exponent))
+        list(baselines)
+        if baselines is not None
+        else default_board_baselines(tasks, window, norm_weighted_exponent(rollouts, exponent))
     )
     leave_out = baselines is None if leave_out is None else leave_out
     if not any(isinstance(b, LeaveOneOut) and not b.window for b in chosen):
@@ -134,8 +136,10 @@ def score_rollouts(
         chosen = [b for b in chosen if not b.tags.needs_repeats]
     # Its own scorer: each fold needs its own solves, and batches that share their window share them.
     few, fewer = min(n_batches, 600), min(resamples, 24)
-    crossfit_scorer = scorer.like_this(n_batches=few, resamples=fewer, n_batches_expensive=few, shared_windows=True)
-    predictor, why_not = _step_predictor(scorer, exponent)
+    crossfit_scorer = scorer.copy_with_settings(
+        n_batches=few, resamples=fewer, n_batches_expensive=few, shared_windows=True
+    )
+    predictor, why_not = _make_step_predictor(scorer, exponent)
     steps: dict[str, list[StepPrediction]] = {}
     total = len(chosen) + len(fitted)
     scores: list[Score] = []
@@ -158,10 +162,10 @@ def score_rollouts(
                 raise
             left_out.append(f"{baseline.label} was left out: {error}")
             continue
-        score = (crossfit_scorer if isinstance(ready, CrossFitted) else scorer).score(ready)
+        score = (crossfit_scorer if isinstance(ready, CrossFitted) else scorer).score_baseline(ready)
         if predictor is not None and not score.needs:
-            steps[score.label] = predictor.predict(ready)
-            of_step, equivalent = between(steps[score.label])
+            steps[score.label] = predictor.predict_step_progress(ready)
+            of_step, equivalent = join_over_exponents(steps[score.label])
             score = score._replace(progress=of_step, equivalent_batch=equivalent)
         served[score.label] = ready
         scores.append(score)
@@ -188,7 +192,7 @@ def score_rollouts(
         moments=m,
         scores=usable,
         apart=[s for s in scores if s.needs],
-        groups=group_scores(rollouts, batch_size, best.b_eff.value) if best else [],
+        groups=score_group_baselines(rollouts, batch_size, best.b_eff.value) if best else [],
         curve=_curve_over_batch_sizes(scorer, m, served, usable) if best else {},
         difficulty=[float(x) for x in rollouts.means_N],
         notes=notes,
@@ -204,14 +208,14 @@ def score_rollouts(
     )
 
 
-def _step_predictor(scorer: Scorer, exponent: float | None) -> tuple[StepPredictor | None, str]:
+def _make_step_predictor(scorer: Scorer, exponent: float | None) -> tuple[StepPredictor | None, str]:
     """The predictor of training steps, or why there is none."""
     if np.ptp(scorer.rollouts.rewards_R) == 0:
         return None, ""
     if scorer.rollouts.log_probs_R is None:
         return None, NO_LOG_PROBS
     try:
-        return StepPredictor(scorer, exponents_for(exponent)), ""
+        return StepPredictor(scorer, exponents_to_predict(exponent)), ""
     except InputError as error:
         return None, f"What a training step feels is not predicted: {error.message}."
 
@@ -252,12 +256,12 @@ def _cross_fitted_or_refused(
             f"prompts; here are {n_prompts}"
         )
     if not isinstance(baseline, LinearSmoother):
-        return cross_fit(baseline, rollouts, seed=seed)
+        return cross_fit_baseline(baseline, rollouts, seed=seed)
     name = str(baseline.config() | {"window": 0})
     if name not in fits:
-        fits[name] = cross_fit(baseline, rollouts, seed=seed)
+        fits[name] = cross_fit_baseline(baseline, rollouts, seed=seed)
     fitted = fits[name]
-    return fitted if fitted.window == baseline.window else fitted.with_window(baseline.window)
+    return fitted if fitted.window == baseline.window else fitted.copy_with_window(baseline.window)
 
 
 def _curve_over_batch_sizes(
@@ -267,7 +271,7 @@ def _curve_over_batch_sizes(
     best of all by simulation."""
     sizes = [b for b in CURVE_SIZES if b <= scorer.n_tasks]
     curve: dict[str, list[tuple[int, float]]] = {"perfect": [(b, float(b)) for b in sizes]}
-    curve[LeaveOneOut().label] = [(b, loo_b_eff(m.snr.value, b)) for b in sizes]
+    curve[LeaveOneOut().label] = [(b, effective_batch_of_loo(m.snr.value, b)) for b in sizes]
     wanted = [
         published_tfidf().label,
         *[s.label for s in usable if not s.window and not s.scored_as][:1],
@@ -278,8 +282,8 @@ def _curve_over_batch_sizes(
             shared = isinstance(served[label], CrossFitted)
             # Of what is cross-fitted each batch costs a solve for each fold.
             n_batches = 200 if shared else 300
-            at_size = partial(scorer.like_this, n_batches=n_batches, targets=None, shared_windows=shared)
-            curve[label] = [(b, at_size(batch_size=b).b_eff(served[label])) for b in sizes]
+            at_size = partial(scorer.copy_with_settings, n_batches=n_batches, targets=None, shared_windows=shared)
+            curve[label] = [(b, at_size(batch_size=b).effective_batch_size(served[label])) for b in sizes]
     return curve
 
 

@@ -16,8 +16,8 @@ from numba import njit
 from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother
 from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
-from rollonce.scoring.recipe import blocks_at_once
-from rollonce.scoring.visibility import visible_blocks
+from rollonce.scoring.recipe import count_blocks_at_once
+from rollonce.scoring.visibility import make_visibility_blocks
 
 # Weights in a table are exp(log w - row maximum); with a larger spread than this a batch could see only underflowed
 # ones.
@@ -38,7 +38,7 @@ def _sums_over_pairs(
     """``sum_j w``, ``sum_j w m_j`` and ``sum_j w^2 v_j`` over what each row may see (K, B, 3), with ``w`` the factor of
     the column times the weight of the pair in an N x N table, or in a table of one row for all.
 
-    What a row may see is that of `visibility.visible_blocks`.
+    What a row may see is that of `visibility.make_visibility_blocks`.
     """
     n_batches, m = columns_KM.shape
     out = np.empty((n_batches, n_rows, 3))
@@ -71,26 +71,26 @@ def _errors_from_table(
 ) -> FloatArray:
     """E_i without the noise correction (K, B), where weights depend on the pair alone."""
 
-    def sums(pairs: FloatArray) -> FloatArray:
+    def weighted_sums_of(pairs: FloatArray) -> FloatArray:
         return np.moveaxis(_sums_over_pairs(pairs, columns_KM, n_rows, key_N, factor_M, mean_N, v_N), 2, 0)
 
     columns_KM = np.ascontiguousarray(columns_KM)  # or the loop is compiled once more
     own_KB = mean_N[columns_KM[:, :n_rows]]
-    total, first, second = sums(table)
+    total, first, second = weighted_sums_of(table)
     if shrinkage == 0 and (total > 0).all():
         return (first / total - own_KB) ** 2 + second / total**2
-    plain, plain_first, plain_second = sums(np.ones((1, len(key_N))))
+    plain, plain_first, plain_second = weighted_sums_of(np.ones((1, len(key_N))))
     with np.errstate(invalid="ignore", divide="ignore"):
         of_kernel = np.where(total > 0, (1 - shrinkage) / total, 0.0)
         of_mean = np.where(total > 0, shrinkage, 1.0) / plain
         spread = of_kernel**2 * second + of_mean**2 * plain_second
         if shrinkage:  # w and the plain factor p both hold the factor, so that w p v is f^2 w v
-            spread += 2 * of_kernel * of_mean * sums(np.sqrt(table))[2]
+            spread += 2 * of_kernel * of_mean * weighted_sums_of(np.sqrt(table))[2]
         out = (of_kernel * first + of_mean * plain_first - own_KB) ** 2 + spread
     return np.where(plain > 0, out, np.nan)
 
 
-def smoother_errors(
+def smoother_squared_errors(
     baseline: LinearSmoother,
     tasks: Tasks,
     columns_KM: IntArray,
@@ -121,13 +121,13 @@ def smoother_errors(
         factor_M = baseline.decay ** ages_M.astype(np.float64)
         return _errors_from_table(table, shrinkage, columns_KM, n_rows, keys, factor_M, mean_N, v_N)
     out = np.empty((len(columns_KM), n_rows))
-    chunk = blocks_at_once(baseline, n_rows, columns_KM.shape[1])
+    chunk = count_blocks_at_once(baseline, n_rows, columns_KM.shape[1])
     for start in range(0, len(columns_KM), chunk):
         columns = columns_KM[start : start + chunk]
-        visible = visible_blocks(keys, columns, n_rows)
+        visible = make_visibility_blocks(keys, columns, n_rows)
         if wanted_KB is not None:
             visible &= wanted_KB[start : start + chunk, :, None]
-        w = baseline.weight_blocks(tasks, columns, n_rows, visible, ages_M)
+        w = baseline.compute_weight_blocks(tasks, columns, n_rows, visible, ages_M)
         bias = np.einsum("kbm,km->kb", w, mean_N[columns]) - mean_N[columns[:, :n_rows]]
         spread = np.einsum("kbm,kbm,km->kb", w, w, v_N[columns])
         out[start : start + chunk] = np.where(visible.any(axis=2), bias**2 + spread, np.nan)

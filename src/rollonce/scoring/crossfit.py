@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Baseline, LinearSmoother, Tags
-from rollonce.baselines.base import features_of
+from rollonce.baselines.base import find_nested_features
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts, Tasks
-from rollonce.scoring.batches import draw_rewards
+from rollonce.scoring.batches import draw_one_reward_each
 
 FOLDS = 5
 
@@ -61,11 +61,11 @@ class CrossFitted:
         return max(getattr(part, "window", 0) for part in self.parts)
 
     @property
-    def smooths(self) -> bool:
+    def is_linear_smoother(self) -> bool:
         """Whether every part is a linear smoother."""
         return all(isinstance(part, LinearSmoother) for part in self.parts)
 
-    def with_window(self, window: int) -> CrossFitted:
+    def copy_with_window(self, window: int) -> CrossFitted:
         """The same fits with another window, for smoothers whose fit does not depend on it."""
         copies: dict[int, Any] = {id(part): copy.copy(part) for part in self.parts}
         for part in copies.values():
@@ -73,14 +73,16 @@ class CrossFitted:
         return replace(
             self,
             parts=[copies[id(part)] for part in self.parts],
-            further_draws=[one.with_window(window) for one in self.further_draws],
+            further_draws=[one.copy_with_window(window) for one in self.further_draws],
         )
 
     def twin(self) -> CrossFitted:
         """Itself: parts that include the own reward cannot be cross-fitted."""
         return self
 
-    def by_fold(self, tasks: Tasks, rows: IntArray, values: Callable[[Baseline, BoolArray], FloatArray]) -> FloatArray:
+    def evaluate_by_fold(
+        self, tasks: Tasks, rows: IntArray, values: Callable[[Baseline, BoolArray], FloatArray]
+    ) -> FloatArray:
         """``values(part, wanted)`` where the part's fold is, which ``wanted`` says, both in the shape of ``rows``
         (positions in ``tasks``); a part that serves several folds is asked once."""
         fold = self._fold_of_each_task_N(tasks.root)[rows if tasks.index_N is None else tasks.index_N[rows]]
@@ -98,14 +100,14 @@ class CrossFitted:
         return self._folds[1]
 
 
-def prompt_folds(tasks: Tasks, folds: int, rng: np.random.Generator) -> IntArray:
+def deal_prompts_to_folds(tasks: Tasks, folds: int, rng: np.random.Generator) -> IntArray:
     """A fold for each task (N,), equal for equal normalised prompts; folds differ by at most one prompt in size."""
     keys = tasks.prompt_keys
     n_prompts = int(keys.max()) + 1
     return rng.permutation(np.arange(n_prompts) % folds)[keys]
 
 
-def fit_folds(
+def fit_copy_per_fold(
     baseline: Baseline, rollouts: Rollouts, folds: int, rng: np.random.Generator
 ) -> tuple[list[Baseline], IntArray]:
     """A copy of the baseline for each fold, fitted on one random rollout of each task of the *other* folds; and the
@@ -121,24 +123,26 @@ def fit_folds(
         raise InputError(
             f"cross-fitting needs at least 2 folds and a prompt in each: {folds} folds, {n_prompts} distinct prompts"
         )
-    fold_N = prompt_folds(rollouts.tasks, folds, rng)
-    reward_N, log_prob_N = one_rollout_each(rollouts, rng)
+    fold_N = deal_prompts_to_folds(rollouts.tasks, folds, rng)
+    reward_N, log_prob_N = draw_rollout_per_task(rollouts, rng)
     made: Any = copy.deepcopy(baseline).fit(rollouts.tasks)
     if not hasattr(made, "fit_rewards"):
         return [made] * folds, fold_N
     fitted: list[Baseline] = []
     for f in range(folds):
-        part = copy.deepcopy(made, {id(feature): feature for feature in features_of(made)})  # those hold no reward
+        part = copy.deepcopy(
+            made, {id(feature): feature for feature in find_nested_features(made)}
+        )  # those hold no reward
         others = rng.permutation(np.flatnonzero(fold_N != f))  # one that uses the newest rows only gets any of them
         learn_from_rewards(part, rollouts, others, reward_N, log_prob_N)
         fitted.append(part)
     return fitted, fold_N
 
 
-def one_rollout_each(rollouts: Rollouts, rng: np.random.Generator) -> tuple[FloatArray, FloatArray | None]:
+def draw_rollout_per_task(rollouts: Rollouts, rng: np.random.Generator) -> tuple[FloatArray, FloatArray | None]:
     """Reward and log-probability of one random rollout of each task (N,); None for the second where no rollout has
     one."""
-    reward_N, place_N = draw_rewards(rollouts, np.arange(rollouts.n_tasks), rng)
+    reward_N, place_N = draw_one_reward_each(rollouts, np.arange(rollouts.n_tasks), rng)
     known_R = rollouts.log_probs_R
     return reward_N, None if known_R is None else known_R[rollouts.offsets_N1[:-1] + place_N]
 
@@ -154,7 +158,7 @@ def learn_from_rewards(
         baseline.fit_rewards(tasks, reward_N[at])
 
 
-def cross_fit(
+def cross_fit_baseline(
     baseline: Baseline, rollouts: Rollouts, *, folds: int = FOLDS, seed: int = 0, draws: int = 1
 ) -> CrossFitted:
     """The baseline cross-fitted over tasks.
@@ -172,7 +176,7 @@ def cross_fit(
     keys = rollouts.tasks.identities
     drawn: list[CrossFitted] = []
     for draw in range(draws):
-        parts, fold_N = fit_folds(baseline, rollouts, folds, np.random.default_rng([seed, 7, draw]))
+        parts, fold_N = fit_copy_per_fold(baseline, rollouts, folds, np.random.default_rng([seed, 7, draw]))
         drawn.append(CrossFitted(parts, dict(zip(keys, fold_N.tolist(), strict=True))))
     drawn[0].further_draws = drawn[1:]
     return drawn[0]

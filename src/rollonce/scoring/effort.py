@@ -25,12 +25,12 @@ class Effort(NamedTuple):
     resamples: int
     batches_per_resample: int
 
-    def least(self, other: Effort) -> Effort:
+    def elementwise_least(self, other: Effort) -> Effort:
         """The smaller number of each."""
         return Effort(*map(min, self, other))
 
 
-def effort(
+def affordable_effort(
     baseline: Baseline | CrossFitted,
     window: int,
     batch_size: int,
@@ -52,9 +52,9 @@ def effort(
     parts = [part.smoother if isinstance(part, NormWeighted) else part for part in parts]
     cost = max(part.tags.cost for part in parts)
     if cost == Cost.MODEL_FIT:
-        return asked.least(Effort(48, 8, 3))
+        return asked.elementwise_least(Effort(48, 8, 3))
     if not all(isinstance(part, LinearSmoother) for part in parts):
-        return asked.least(Effort(2000, 50, 20))
+        return asked.elementwise_least(Effort(2000, 50, 20))
     solves = window > 0 and cost == Cost.SOLVE
     everything = batch_size + window == n_tasks and all(part.type == "kriging" for part in parts)
     n_batches = asked.n_batches
@@ -63,5 +63,5 @@ def effort(
     # A resample holds copies, so that no single solve serves all its batches.
     if solves and (window > _CHEAP_SOLVE or isinstance(baseline, CrossFitted) or parts[0].type == "kriging"):
         few = 12 if isinstance(baseline, CrossFitted) else 20
-        return asked.least(Effort(n_batches, 40, 4 if batch_size + window > _CHEAP_SOLVE else few))
+        return asked.elementwise_least(Effort(n_batches, 40, 4 if batch_size + window > _CHEAP_SOLVE else few))
     return asked._replace(n_batches=n_batches)

@@ -19,15 +19,26 @@ from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother
 from rollonce.errors import InputError
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring.batches import column_ages, draw_batches, draw_resamples, draw_rewards, draw_runs
-from rollonce.scoring.closed_form import smoother_errors
+from rollonce.scoring.batches import (
+    ages_of_columns,
+    draw_one_reward_each,
+    draw_runs_of_batches,
+    draw_task_resamples,
+    draw_windowed_batches,
+)
+from rollonce.scoring.closed_form import smoother_squared_errors
 from rollonce.scoring.crossfit import CrossFitted
-from rollonce.scoring.effort import Effort, effort
-from rollonce.scoring.intervals import jackknife_error, leave_one_out_means, log_interval, t_quantile
-from rollonce.scoring.moments import Estimate, noise_of_means
-from rollonce.scoring.paired import PairedErrors, known_mean, known_means, paired_errors
-from rollonce.scoring.recipe import drawn_baselines, recipe_errors
-from rollonce.scoring.repeats import repeats_errors
+from rollonce.scoring.effort import Effort, affordable_effort
+from rollonce.scoring.intervals import (
+    jackknife_standard_error,
+    leave_one_out_means,
+    log_scale_interval,
+    student_t_quantile,
+)
+from rollonce.scoring.moments import Estimate, variance_of_task_means
+from rollonce.scoring.paired import PairedErrors, compare_paired_errors, known_means_of_last_axis, mean_of_known_values
+from rollonce.scoring.recipe import drawn_baselines, recipe_squared_errors
+from rollonce.scoring.repeats import errors_needing_repeats
 from rollonce.scoring.score import Score
 
 
@@ -46,7 +57,7 @@ class Scorer:
         n_batches_expensive: At most this many batches where each needs a large solve (Kriging or ridge with a long
             window).
         shared_windows: Whether batches with a window of four batches and more come in runs that see the same tasks
-            (`batches.draw_runs`).
+            (`batches.draw_runs_of_batches`).
 
     Raises:
         InputError: if there are fewer tasks than the batch size, or only one.
@@ -69,15 +80,17 @@ class Scorer:
     _cache: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_scorable(self.rollouts, self.batch_size)
+        check_can_be_scored(self.rollouts, self.batch_size)
         table = self.rollouts
         self.s2_N = table.variances_N
         known = np.isfinite(self.s2_N)
         self.has_repeats = bool(known.any())
         self.s2 = float(self.s2_N[known].mean()) if self.has_repeats else np.nan
         # Without repeats nothing can be subtracted: then errors are E[A^2] itself, and only ratios can be told.
-        self.noise_N = noise_of_means(table) if self.has_repeats else np.zeros(table.n_tasks)
-        self.tau2 = float(table.means_N.var(ddof=1) - noise_of_means(table).mean()) if self.has_repeats else np.nan
+        self.noise_N = variance_of_task_means(table) if self.has_repeats else np.zeros(table.n_tasks)
+        self.tau2 = (
+            float(table.means_N.var(ddof=1) - variance_of_task_means(table).mean()) if self.has_repeats else np.nan
+        )
         self.is_target_N = np.ones(table.n_tasks, dtype=bool)
         if self.targets is not None:
             self.is_target_N[:] = False
@@ -87,27 +100,27 @@ class Scorer:
     def n_tasks(self) -> int:
         return self.rollouts.n_tasks
 
-    def usable_window(self, asked: int) -> int:
+    def usable_window_rows(self, asked: int) -> int:
         """Rows of other tasks that a window can really hold: ``min(asked, N - B)``."""
         return min(asked, self.n_tasks - self.batch_size)
 
-    def ages(self, window: int) -> IntArray:
-        """Steps ago of each column (B + window,), see `batches.column_ages`."""
-        return column_ages(self.batch_size, window)
+    def ages_with_window(self, window: int) -> IntArray:
+        """Steps ago of each column (B + window,), see `batches.ages_of_columns`."""
+        return ages_of_columns(self.batch_size, window)
 
-    def columns(self, window: int) -> IntArray:
+    def draw_common_batches(self, window: int) -> IntArray:
         """The common batches with a window of that many other tasks (K, B + window); the batches are the same for every
         window, unless windows are shared."""
         key = ("columns", window)
         if key not in self._cache:
             # A run is worth its while only where many batches can share a solve.
             runs = self.shared_windows and window >= 4 * self.batch_size and self.n_batches >= 200
-            draw = draw_runs if runs else draw_batches
+            draw = draw_runs_of_batches if runs else draw_windowed_batches
             rng = np.random.default_rng([self.seed, 2])
             self._cache[key] = draw(self.n_tasks, self.batch_size, window, self.n_batches, rng)
         return self._cache[key]
 
-    def errors(
+    def unbiased_squared_errors(
         self,
         baseline: Baseline | CrossFitted,
         columns_KM: IntArray,
@@ -121,7 +134,7 @@ class Scorer:
         if isinstance(baseline, CrossFitted):
             # A part with a shorter window has the first of these other tasks in its own.
             drawn = [
-                one.by_fold(
+                one.evaluate_by_fold(
                     table.tasks,
                     rows_KB,
                     lambda part, wanted_KB: self._errors_up_to_window(part, columns_KM, window, wanted_KB),
@@ -130,23 +143,23 @@ class Scorer:
             ]
             return sum(drawn[1:], drawn[0]) / len(drawn)
         if isinstance(baseline, LinearSmoother):
-            e = smoother_errors(
+            e = smoother_squared_errors(
                 baseline,
                 table.tasks,
                 columns_KM,
                 n_rows,
-                ages_M=self.ages(window),
+                ages_M=self.ages_with_window(window),
                 mean_N=table.means_N,
                 v_N=table.biased_variances_N,
                 wanted_KB=wanted_KB,
             )
         else:
             rng = np.random.default_rng([self.seed, 3])
-            e = recipe_errors(baseline, table, columns_KM, n_rows, self.ages(window), rng)
+            e = recipe_squared_errors(baseline, table, columns_KM, n_rows, self.ages_with_window(window), rng)
         e = e - self.noise_N[rows_KB]
         return e if self.targets is None else np.where(self.is_target_N[rows_KB], e, np.nan)
 
-    def score(self, baseline: Baseline | CrossFitted, label: str | None = None) -> Score:
+    def score_baseline(self, baseline: Baseline | CrossFitted, label: str | None = None) -> Score:
         """The score of one baseline, fitted already.
 
         Raises:
@@ -162,53 +175,53 @@ class Scorer:
             return self._score_what_needs_repeats(baseline, label)
         twin = baseline.twin()
         asked = getattr(twin, "window", 0)
-        window = self.usable_window(asked)
-        pair, columns_KM = self._paired_errors(twin, LeaveOneOut())
+        window = self.usable_window_rows(asked)
+        pair, columns_KM = self._compare_on_common_batches(twin, LeaveOneOut())
         a2, a2_loo = self._squared_advantage(pair.mse), self._squared_advantage(pair.mse_other)
         b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
         return Score(
             label=label,
-            b_eff=log_interval(b_eff, pair.se_level, pair.degrees_of_freedom),
-            ratio=log_interval(a2_loo / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom),
+            b_eff=log_scale_interval(b_eff, pair.se_level, pair.degrees_of_freedom),
+            ratio=log_scale_interval(a2_loo / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom),
             mse=pair.mse if self.has_repeats else np.nan,
             advantage_variance=a2,
             explained=1 - pair.mse / self.tau2 if self.has_repeats and self.tau2 > 0 else np.nan,
             dead=self._share_of_zero_advantages(baseline, columns_KM, window),
             window=window,
             window_asked=asked,
-            method="closed form" if _is_smoother(twin) else "recipe",
+            method="closed form" if _is_linear_smoother(twin) else "recipe",
             scored_as=twin.label if twin is not baseline else "",
             n_batches=len(columns_KM),
             needs="",
         )
 
-    def b_eff(self, baseline: Baseline | CrossFitted) -> float:
+    def effective_batch_size(self, baseline: Baseline | CrossFitted) -> float:
         """The effective batch size alone, without its interval and all else that `score` says."""
         twin = baseline.twin()
-        window = self.usable_window(getattr(twin, "window", 0))
-        n_batches = self.batches_for(twin, window)
-        a2 = self._squared_advantage(known_mean(self._errors_on_common_batches(twin, window, n_batches)))
+        window = self.usable_window_rows(getattr(twin, "window", 0))
+        n_batches = self.affordable_batches(twin, window)
+        a2 = self._squared_advantage(mean_of_known_values(self._errors_on_common_batches(twin, window, n_batches)))
         return self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
 
-    def like_this(self, **settings: Any) -> Scorer:
+    def copy_with_settings(self, **settings: Any) -> Scorer:
         """A scorer of the same table with other settings; what was checked and computed of the table is taken over."""
         other = copy.copy(self)
         other.__dict__.update(settings, _cache={})
         return other
 
-    def ratio(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> Estimate:
+    def effective_batch_ratio(self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted) -> Estimate:
         """B_eff of one over that of another, on common batches and resamples (a paired interval over tasks)."""
-        pair, _ = self._paired_errors(baseline, other)
+        pair, _ = self._compare_on_common_batches(baseline, other)
         a2, other_a2 = self._squared_advantage(pair.mse), self._squared_advantage(pair.mse_other)
-        return log_interval(other_a2 / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom)
+        return log_scale_interval(other_a2 / a2 if a2 > 0 else np.nan, pair.se_ratio, pair.degrees_of_freedom)
 
-    def batches_for(self, baseline: Baseline | CrossFitted, window: int) -> int:
+    def affordable_batches(self, baseline: Baseline | CrossFitted, window: int) -> int:
         """How many of the common batches a baseline is scored on: fewer where it is expensive."""
-        return self._affordable_effort(baseline, window).n_batches
+        return self._effort_for_baseline(baseline, window).n_batches
 
-    def _affordable_effort(self, baseline: Baseline | CrossFitted, window: int) -> Effort:
+    def _effort_for_baseline(self, baseline: Baseline | CrossFitted, window: int) -> Effort:
         asked = Effort(self.n_batches, self.resamples, self.batches_per_resample)
-        return effort(
+        return affordable_effort(
             baseline,
             window,
             batch_size=self.batch_size,
@@ -225,48 +238,48 @@ class Scorer:
         wanted_KB: BoolArray | None = None,
     ) -> FloatArray:
         """Errors (K, B) of one that may see less than these columns: the first of them."""
-        own = min(window, self.usable_window(getattr(baseline, "window", 0)))
-        return self.errors(baseline, columns_KM[:, : self.batch_size + own], own, wanted_KB)
+        own = min(window, self.usable_window_rows(getattr(baseline, "window", 0)))
+        return self.unbiased_squared_errors(baseline, columns_KM[:, : self.batch_size + own], own, wanted_KB)
 
     def _squared_advantage(self, mse: float) -> float:
         return self.s2 + mse if self.has_repeats else mse
 
-    def _paired_errors(
+    def _compare_on_common_batches(
         self, baseline: Baseline | CrossFitted, other: Baseline | CrossFitted
     ) -> tuple[PairedErrors, IntArray]:
         """Their errors on common batches, and these batches (K, B + window)."""
         both = (baseline, other)
-        windows = [self.usable_window(getattr(b, "window", 0)) for b in both]
+        windows = [self.usable_window_rows(getattr(b, "window", 0)) for b in both]
         window = max(windows)
-        efforts = [self._affordable_effort(b, w) for b, w in zip(both, windows, strict=True)]
-        n_batches, resamples, per = efforts[0].least(efforts[1])
+        efforts = [self._effort_for_baseline(b, w) for b, w in zip(both, windows, strict=True)]
+        n_batches, resamples, per = efforts[0].elementwise_least(efforts[1])
         e, e_other = (self._errors_on_common_batches(b, window, n_batches) for b in both)
         resampled, s2_R = None, np.zeros(0)
         if resamples:
             er, er_other = (self._resampled_errors(b, window, resamples, per) for b in both)
             resampled, s2_R = (
                 (er, er_other),
-                known_means(self.s2_N[self._resamples_of_tasks(window, resamples, per)[0]]),
+                known_means_of_last_axis(self.s2_N[self._resamples_of_tasks(window, resamples, per)[0]]),
             )
         s2 = self.s2 if self.has_repeats else None
-        pair = paired_errors((e, e_other), resampled, s2=s2, s2_R=s2_R, n_tasks=self.n_tasks)
-        return pair, self.columns(window)[:n_batches]
+        pair = compare_paired_errors((e, e_other), resampled, s2=s2, s2_R=s2_R, n_tasks=self.n_tasks)
+        return pair, self.draw_common_batches(window)[:n_batches]
 
     def _errors_on_common_batches(self, baseline: Baseline | CrossFitted, window: int, n_batches: int) -> FloatArray:
         """Errors on the common batches with that window (K, B); those of the in-batch LOO mean are kept, since
         everything is compared with it."""
         if not _is_in_batch_loo(baseline):
-            return self._errors_up_to_window(baseline, self.columns(window)[:n_batches], window)
+            return self._errors_up_to_window(baseline, self.draw_common_batches(window)[:n_batches], window)
         key = ("LOO", window)
         if key not in self._cache:
-            self._cache[key] = self._errors_up_to_window(baseline, self.columns(window), window)
+            self._cache[key] = self._errors_up_to_window(baseline, self.draw_common_batches(window), window)
         return self._cache[key][:n_batches]
 
     def _resamples_of_tasks(self, window: int, resamples: int, per: int) -> tuple[IntArray, IntArray]:
-        """See `batches.draw_resamples`; positions in the table."""
+        """See `batches.draw_task_resamples`; positions in the table."""
         key = ("resamples", window, resamples, per)
         if key not in self._cache:
-            self._cache[key] = draw_resamples(self.n_tasks, self.batch_size, window, per, resamples, self.seed)
+            self._cache[key] = draw_task_resamples(self.n_tasks, self.batch_size, window, per, resamples, self.seed)
         return self._cache[key]
 
     def _resampled_errors(self, baseline: Baseline | CrossFitted, window: int, resamples: int, per: int) -> FloatArray:
@@ -277,7 +290,7 @@ class Scorer:
         _, columns_RKM = self._resamples_of_tasks(window, resamples, per)
         if isinstance(baseline, CrossFitted):
             baseline = replace(baseline, further_draws=())  # one draw of the fit must do
-        if _is_smoother(baseline):
+        if _is_linear_smoother(baseline):
             every = columns_RKM.reshape(resamples * per, -1)
             errors = self._errors_up_to_window(baseline, every, window).reshape(resamples, per, -1)
         else:  # each resample draws its rollouts from the beginning of the same stream
@@ -290,31 +303,33 @@ class Scorer:
         """Fraction of zero advantages over 50 sampled batches (5 with a long window)."""
         table, n_rows = self.rollouts, self.batch_size
         columns = columns_KM[: 50 if window <= 128 else 5, : n_rows + window]
-        rewards, _ = draw_rewards(table, columns, np.random.default_rng([self.seed, 6]))
-        b_KB = drawn_baselines(baseline, table, columns, rewards, n_rows, self.ages(window))
+        rewards, _ = draw_one_reward_each(table, columns, np.random.default_rng([self.seed, 6]))
+        b_KB = drawn_baselines(baseline, table, columns, rewards, n_rows, self.ages_with_window(window))
         spread = max(float(table.rewards_R.std()), 1e-300)
         return float((np.abs(rewards[:, :n_rows] - b_KB) <= 1e-6 * spread).mean())
 
     def _score_what_needs_repeats(self, baseline: Baseline, label: str) -> Score:
         n = self.n_tasks
-        mse_N, method, needs = repeats_errors(baseline, self.rollouts)
+        mse_N, method, needs = errors_needing_repeats(baseline, self.rollouts)
         known = np.isfinite(mse_N) & self.is_target_N
-        e_loo = self.errors(LeaveOneOut(), self.columns(0), 0)
+        e_loo = self.unbiased_squared_errors(LeaveOneOut(), self.draw_common_batches(0), 0)
         mse = float(mse_N[known].mean()) if known.any() else np.nan
-        a2, a2_loo = self._squared_advantage(mse), self._squared_advantage(known_mean(e_loo))
+        a2, a2_loo = self._squared_advantage(mse), self._squared_advantage(mean_of_known_values(e_loo))
         # Task-level errors are independent: a jackknife of the ratio of means.
         rest_s2 = leave_one_out_means(self.s2_N)
         rest_mse = leave_one_out_means(np.where(known, mse_N, np.nan))
         with_level = self.has_repeats and self.s2 > 0 and a2 > 0
-        se = jackknife_error(np.log(rest_s2) - np.log(rest_s2 + rest_mse)) if with_level else np.nan
-        loo = self.score(LeaveOneOut()).b_eff
-        se_loo = (np.log(loo.high) - np.log(loo.low)) / 2 / t_quantile(n - 1) if np.isfinite(loo.low) else np.nan
+        se = jackknife_standard_error(np.log(rest_s2) - np.log(rest_s2 + rest_mse)) if with_level else np.nan
+        loo = self.score_baseline(LeaveOneOut()).b_eff
+        se_loo = (
+            (np.log(loo.high) - np.log(loo.low)) / 2 / student_t_quantile(n - 1) if np.isfinite(loo.low) else np.nan
+        )
         b_eff = self.batch_size * self.s2 / a2 if self.has_repeats and a2 > 0 else np.nan
         df = max(n - 1, 1)
         return Score(
             label=label,
-            b_eff=log_interval(b_eff, se, df),
-            ratio=log_interval(a2_loo / a2 if a2 > 0 else np.nan, float(np.hypot(se, se_loo)), df),
+            b_eff=log_scale_interval(b_eff, se, df),
+            ratio=log_scale_interval(a2_loo / a2 if a2 > 0 else np.nan, float(np.hypot(se, se_loo)), df),
             mse=mse,
             advantage_variance=a2,
             explained=1 - mse / self.tau2 if self.has_repeats and self.tau2 > 0 else np.nan,
@@ -328,7 +343,7 @@ class Scorer:
         )
 
 
-def check_scorable(rollouts: Rollouts, batch_size: int) -> None:
+def check_can_be_scored(rollouts: Rollouts, batch_size: int) -> None:
     """Refuse a table that no batch can be drawn from, in a sentence.
 
     Raises:
@@ -360,5 +375,5 @@ def _is_in_batch_loo(baseline: Baseline | CrossFitted) -> bool:
     return isinstance(baseline, LeaveOneOut) and not baseline.window
 
 
-def _is_smoother(baseline: Baseline | CrossFitted) -> bool:
-    return baseline.smooths if isinstance(baseline, CrossFitted) else isinstance(baseline, LinearSmoother)
+def _is_linear_smoother(baseline: Baseline | CrossFitted) -> bool:
+    return baseline.is_linear_smoother if isinstance(baseline, CrossFitted) else isinstance(baseline, LinearSmoother)

@@ -22,7 +22,7 @@ def exponent_document(exponents: dict[str, Any], policy: str) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "policy": policy, "exponents": exponents}
 
 
-def read_exponent(source: str, metric: str = "adam") -> float:
+def read_surprisal_exponent(source: str, metric: str = "adam") -> float:
     """A number as it stands, or the exponent in a file that ``rollonce noise --save`` wrote.
 
     Args:
@@ -35,13 +35,13 @@ def read_exponent(source: str, metric: str = "adam") -> float:
     try:
         value = float(source)
     except ValueError:
-        value = _exponent_in_file(Path(source), metric)
+        value = _read_exponent_file(Path(source), metric)
     if not 0 <= value <= 6 or not math.isfinite(value):
         raise InputError(f"the exponent of the surprisal is a number between 0 and 6, not {source}")
     return value
 
 
-def _exponent_in_file(path: Path, metric: str) -> float:
+def _read_exponent_file(path: Path, metric: str) -> float:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,4 +58,4 @@ def _exponent_in_file(path: Path, metric: str) -> float:
         raise InputError(f"has no exponent for the metric {metric!r}", file=path) from None
 
 
-__all__ = ["exponent_document", "read_exponent"]
+__all__ = ["exponent_document", "read_surprisal_exponent"]

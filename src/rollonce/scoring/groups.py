@@ -42,7 +42,7 @@ class GroupScore(NamedTuple):
     dead_groups: float
 
 
-def group_scores(
+def score_group_baselines(
     rollouts: Rollouts, batch_size: int, b_eff: float, group_sizes: tuple[int, ...] = (2, 4, 8, 16)
 ) -> list[GroupScore]:
     """Group baselines at ``batch_size`` rollouts, against one rollout per task at ``b_eff``."""
@@ -66,10 +66,10 @@ def dead_group_fraction(rollouts: Rollouts, group_size: int) -> float:
     NaN where no task has so many.
     """
     groups = [rollouts.group(int(n)) for n in np.flatnonzero(rollouts.group_sizes_N >= group_size)]
-    return float(np.mean([chance_of_equals(group, group_size) for group in groups])) if groups else np.nan
+    return float(np.mean([chance_of_equal_rewards(group, group_size) for group in groups])) if groups else np.nan
 
 
-def chance_of_equals(rewards_G: FloatArray, n_drawn: int) -> float:
+def chance_of_equal_rewards(rewards_G: FloatArray, n_drawn: int) -> float:
     """Chance that ``n_drawn`` of these G rewards, drawn without replacement, are all the same; NaN if there are fewer.
 
     With ``c_v`` rewards of v it is ``sum_v C(c_v, n) / C(G, n)``.

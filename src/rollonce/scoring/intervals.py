@@ -11,20 +11,20 @@ from rollonce.rollouts import FloatArray
 from rollonce.scoring.moments import Estimate
 
 
-def t_quantile(degrees_of_freedom: float) -> float:
+def student_t_quantile(degrees_of_freedom: float) -> float:
     """The 97.5% quantile of Student's t."""
     return float(scipy.special.stdtrit(degrees_of_freedom, 0.975))
 
 
-def log_interval(value: float, se_of_log: float, degrees_of_freedom: float) -> Estimate:
+def log_scale_interval(value: float, se_of_log: float, degrees_of_freedom: float) -> Estimate:
     """A 95% interval symmetric on the log scale, by Student's t; NaN bounds where it cannot be told."""
     if not (np.isfinite(value) and value > 0 and np.isfinite(se_of_log)):
         return Estimate(float(value), np.nan, np.nan)
-    half = t_quantile(degrees_of_freedom) * se_of_log
+    half = student_t_quantile(degrees_of_freedom) * se_of_log
     return Estimate(float(value), float(value * np.exp(-half)), float(value * np.exp(half)))
 
 
-def jackknife_error(leave_one_out_values: FloatArray) -> float:
+def jackknife_standard_error(leave_one_out_values: FloatArray) -> float:
     """Standard error from the values with one part left out each (NaN for parts that do not count); NaN for none."""
     if not np.isfinite(leave_one_out_values).any():
         return np.nan

@@ -17,7 +17,7 @@ ROWS_OF_A_STEP = 32
 """Where the log does not say."""
 
 
-def steps_of(rollouts: Rollouts, batch_size: int | None = None) -> Iterator[Batch]:
+def split_into_steps(rollouts: Rollouts, batch_size: int | None = None) -> Iterator[Batch]:
     """The rollouts of a log as steps, in order: by its step column, or in runs of ``batch_size`` rows of the file."""
     order = (
         np.argsort(rollouts.order_R, kind="stable") if rollouts.order_R is not None else np.arange(rollouts.n_rollouts)
@@ -40,7 +40,7 @@ def steps_as_they_come(stream: Iterable[Rows], batch_size: int | None = None) ->
     waiting: list[Any] = []  # (step, prompt, id, reward, log-probability, columns ...)
     names: list[str] = []
 
-    def batch(rows: Sequence[Any]) -> Batch:
+    def batch_from_rows(rows: Sequence[Any]) -> Batch:
         columns = {name: [r[5 + k] for r in rows] for k, name in enumerate(names)}
         return Batch(
             Tasks([r[1] for r in rows], [r[2] for r in rows], columns),
@@ -62,10 +62,10 @@ def steps_as_they_come(stream: Iterable[Rows], batch_size: int | None = None) ->
                 end = size if len(waiting) >= size else None
             if end is None:
                 break
-            yield batch(waiting[:end])
+            yield batch_from_rows(waiting[:end])
             waiting = waiting[end:]
     if waiting and waiting[0][0] is not None and batch_size is None:
-        yield batch(waiting)
+        yield batch_from_rows(waiting)
 
 
-__all__ = ["ROWS_OF_A_STEP", "steps_as_they_come", "steps_of"]
+__all__ = ["ROWS_OF_A_STEP", "split_into_steps", "steps_as_they_come"]

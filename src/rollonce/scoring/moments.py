@@ -47,7 +47,7 @@ class Moments(NamedTuple):
     same_prompt: int
 
 
-def noise_of_means(rollouts: Rollouts) -> FloatArray:
+def variance_of_task_means(rollouts: Rollouts) -> FloatArray:
     """``s2_x / G_x``: the variance of each task's mean (N,). Groups of one take the mean s2 of the others; NaN if all
     are of one."""
     s2_N = rollouts.variances_N
@@ -65,19 +65,23 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
         seed: Of the resamples.
     """
     n = rollouts.n_tasks
-    means, s2_N, noise = rollouts.means_N, rollouts.variances_N, noise_of_means(rollouts)
+    means, s2_N, noise = rollouts.means_N, rollouts.variances_N, variance_of_task_means(rollouts)
     known = np.isfinite(s2_N)
 
-    def compute(index: np.ndarray) -> tuple[float, float, float, float]:
+    def moments_of_tasks(index: np.ndarray) -> tuple[float, float, float, float]:
         s2_i = s2_N[index][known[index]]
         s2 = float(s2_i.mean()) if len(s2_i) else np.nan
         tau2 = float(means[index].var(ddof=1) - noise[index].mean()) if len(index) > 1 else np.nan
         snr = tau2 / s2 if s2 > 0 else (np.inf if s2 == 0 else np.nan)
         return s2, tau2, snr, float(means[index].mean())
 
-    point = compute(np.arange(n))
+    point = moments_of_tasks(np.arange(n))
     rng = np.random.default_rng([seed, 1])
-    draws = np.array([compute(rng.integers(n, size=n)) for _ in range(resamples)]) if n > 1 else np.full((1, 4), np.nan)
+    draws = (
+        np.array([moments_of_tasks(rng.integers(n, size=n)) for _ in range(resamples)])
+        if n > 1
+        else np.full((1, 4), np.nan)
+    )
     # The variance of n resampled means is (n - 1) / n of what it estimates; put back, or the interval sits too low.
     draws[:, 1] += (point[1] + noise.mean()) / max(n, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -109,7 +113,7 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
     )
 
 
-def loo_b_eff(snr: float, batch_size: int) -> float:
+def effective_batch_of_loo(snr: float, batch_size: int) -> float:
     """B_eff of the in-batch leave-one-out mean in closed form: ``B / (1 + SNR B / (B - 1) + 1 / (B - 1))``
     (docs/mathematics.md, "Effective batch size")."""
     b = batch_size

@@ -27,7 +27,7 @@ class PairedErrors(NamedTuple):
     degrees_of_freedom: float
 
 
-def paired_errors(
+def compare_paired_errors(
     errors: tuple[FloatArray, FloatArray],
     resampled: tuple[FloatArray, FloatArray] | None,
     *,
@@ -45,24 +45,28 @@ def paired_errors(
         n_tasks: N.
     """
     e, e_other = errors
-    mse, mse_other = known_mean(e), known_mean(e_other)
+    mse, mse_other = mean_of_known_values(e), mean_of_known_values(e_other)
     if resampled is None:
         return PairedErrors(mse, mse_other, np.nan, np.nan, 1.0)
     er, er_other = resampled
     resamples, per = er.shape[:2]
     level_R = s2_R if s2 is not None else np.zeros(resamples)
-    a2_R = level_R + known_means(er.reshape(resamples, -1))
-    a2_other_R = level_R + known_means(er_other.reshape(resamples, -1))
+    a2_R = level_R + known_means_of_last_axis(er.reshape(resamples, -1))
+    a2_other_R = level_R + known_means_of_last_axis(er_other.reshape(resamples, -1))
     used = np.flatnonzero((a2_R > 0) & (a2_other_R > 0))
     a2_R, a2_other_R, s2_R = a2_R[used], a2_other_R[used], s2_R[used]
-    per_batch_Rk = known_means(er[used]) / a2_R[:, None]
-    difference_Rk = per_batch_Rk - known_means(er_other[used]) / a2_other_R[:, None]
+    per_batch_Rk = known_means_of_last_axis(er[used]) / a2_R[:, None]
+    difference_Rk = per_batch_Rk - known_means_of_last_axis(er_other[used]) / a2_other_R[:, None]
     with_level = (s2_R > 0) & (s2 is not None)
     log_level_R = np.log(s2_R[with_level]) - np.log(a2_R[with_level])
     own, own_other = (s2 or 0.0) + mse, (s2 or 0.0) + mse_other
     known = own > 0 and own_other > 0
-    mc_level = np.nanvar(known_means(e)) / own**2 / len(e) if own > 0 else np.nan
-    mc_ratio = np.nanvar(known_means(e) / own - known_means(e_other) / own_other) / len(e) if known else np.nan
+    mc_level = np.nanvar(known_means_of_last_axis(e)) / own**2 / len(e) if own > 0 else np.nan
+    mc_ratio = (
+        np.nanvar(known_means_of_last_axis(e) / own - known_means_of_last_axis(e_other) / own_other) / len(e)
+        if known
+        else np.nan
+    )
     var_level = variance_over_tasks(log_level_R, np.nanvar(per_batch_Rk, axis=1) / per, n_tasks)
     var_ratio = variance_over_tasks(np.log(a2_other_R) - np.log(a2_R), np.nanvar(difference_Rk, axis=1) / per, n_tasks)
     return PairedErrors(
@@ -74,12 +78,12 @@ def paired_errors(
     )
 
 
-def known_mean(e: FloatArray) -> float:
+def mean_of_known_values(e: FloatArray) -> float:
     """The mean of what is known, NaN for nothing."""
     return float(np.nanmean(e)) if np.isfinite(e).any() else np.nan
 
 
-def known_means(e: FloatArray) -> FloatArray:
+def known_means_of_last_axis(e: FloatArray) -> FloatArray:
     """Means over the last axis, NaN where nothing is known (a batch without targets), without numpy's warning."""
     known = np.isfinite(e)
     count = known.sum(axis=-1)

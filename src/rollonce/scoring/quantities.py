@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollonce.rollouts import FloatArray, IntArray
-from rollonce.scoring.intervals import t_quantile
+from rollonce.scoring.intervals import student_t_quantile
 from rollonce.scoring.moments import Estimate
 
 
@@ -40,22 +40,22 @@ class Design:
     tasks_KB: IntArray
     n_tasks: int
 
-    def of_batches(self, values_K: FloatArray) -> Quantity:
+    def mean_over_batches(self, values_K: FloatArray) -> Quantity:
         """The mean of a per-batch value."""
         return Quantity(self, float(values_K.mean()), values_K - values_K.mean(), np.zeros(self.n_tasks))
 
-    def of_tasks(self, values_N: FloatArray) -> Quantity:
+    def mean_over_tasks(self, values_N: FloatArray) -> Quantity:
         """The mean of a per-task value."""
         return Quantity(self, float(values_N.mean()), np.zeros(len(self.tasks_KB)), values_N - values_N.mean())
 
-    def of_pairs(self, table_NN: FloatArray) -> Quantity:
+    def mean_over_pairs(self, table_NN: FloatArray) -> Quantity:
         """The mean of a symmetric table over pairs of *different* tasks: a U-statistic, its influence twice the row's
         mean."""
         n = self.n_tasks
         rows = (table_NN.sum(axis=1) - np.diag(table_NN)) / (n - 1)
         return Quantity(self, float(rows.mean()), np.zeros(len(self.tasks_KB)), 2 * (rows - rows.mean()))
 
-    def influence(self, values_K: FloatArray) -> FloatArray:
+    def influence_of_tasks(self, values_K: FloatArray) -> FloatArray:
         """psi (N,) of the mean of a per-batch value."""
         k, b = self.tasks_KB.shape
         centred = values_K - values_K.mean()
@@ -119,18 +119,18 @@ class Quantity:
         k, b = d.tasks_KB.shape
         if n == b:  # every batch holds all tasks: what another sample of them would give cannot be seen
             return np.nan
-        psi_N = self.tasks_N + d.influence(self.batches_K)
+        psi_N = self.tasks_N + d.influence_of_tasks(self.batches_K)
         raw = float((psi_N**2).sum()) / (n * (n - 1))
         of_value = float(self.batches_K.var(ddof=1)) / k if k > 1 else 0.0
         # Each psi^2 is too large by the variance of a covariance of K draws; over the tasks that adds up to this.
         of_influences = of_value * b * (n - 1) / (n - b)
         return float(np.sqrt(max(raw - of_influences, 0.1 * raw) + of_value))
 
-    def estimate(self, log: bool = True) -> Estimate:
+    def estimate_with_interval(self, log: bool = True) -> Estimate:
         """With its 95% interval by Student's t: symmetric on the log scale (``log``, for ratios and variances), or as
         it is."""
         se = self.standard_error
-        half = t_quantile(self.design.n_tasks - 1) * se
+        half = student_t_quantile(self.design.n_tasks - 1) * se
         if not np.isfinite(self.value) or not np.isfinite(se):
             return Estimate(self.value, np.nan, np.nan)
         if not log:

@@ -9,12 +9,12 @@ from rollonce.baselines import Baseline, Batch, History, LinearSmoother, NormWei
 from rollonce.baselines.tags import Cost
 from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring.batches import draw_rewards
+from rollonce.scoring.batches import draw_one_reward_each
 from rollonce.scoring.crossfit import CrossFitted
-from rollonce.scoring.visibility import first_copies, visible_blocks, window_for_all
+from rollonce.scoring.visibility import make_visibility_blocks, places_of_first_copies, window_visible_to_all
 
 
-def blocks_at_once(baseline: LinearSmoother | NormWeighted, n_rows: int, n_columns: int) -> int:
+def count_blocks_at_once(baseline: LinearSmoother | NormWeighted, n_rows: int, n_columns: int) -> int:
     """Blocks whose weights are computed together: what fits the processor's cache, and more where blocks that see the
     same rows can share a solve."""
     entries = 500_000 if baseline.tags.cost == Cost.TABLE else 4_000_000
@@ -38,9 +38,9 @@ def predicted_baselines(
     keys = rollouts.tasks.prompt_keys
     out = np.full((len(columns_KM), n_rows), np.nan)
     for k, columns in enumerate(columns_KM):
-        first = first_copies(columns[:n_rows])
+        first = places_of_first_copies(columns[:n_rows])
         rows, past = columns[first], columns[n_rows:]
-        seen = window_for_all(keys, rows, past)
+        seen = window_visible_to_all(keys, rows, past)
         history = History(rollouts.tasks.take(past[seen]), rewards_KM[k, n_rows:][seen], ages_M[n_rows:][seen])
         out[k, first] = baseline.predict(Batch(rollouts.tasks.take(rows), rewards_KM[k, first]), history).baseline_B
     return out
@@ -59,7 +59,7 @@ def drawn_baselines(
     cross-fitted ones by fold. One whose window is shorter than these columns has the first of the other tasks in it.
     Where a row is not wanted (``wanted_KB``), anything may stand."""
     if isinstance(baseline, CrossFitted):
-        return baseline.by_fold(
+        return baseline.evaluate_by_fold(
             rollouts.tasks,
             columns_KM[:, :n_rows],
             lambda part, wanted: drawn_baselines(part, rollouts, columns_KM, rewards_KM, n_rows, ages_M, wanted),
@@ -71,19 +71,19 @@ def drawn_baselines(
         return predicted_baselines(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
     keys = rollouts.tasks.prompt_keys
     out = np.empty((len(columns_KM), n_rows))
-    chunk = blocks_at_once(baseline, n_rows, columns_KM.shape[1])
+    chunk = count_blocks_at_once(baseline, n_rows, columns_KM.shape[1])
     for start in range(0, len(columns_KM), chunk):
         columns, rewards = columns_KM[start : start + chunk], rewards_KM[start : start + chunk]
-        visible = visible_blocks(keys, columns, n_rows)
+        visible = make_visibility_blocks(keys, columns, n_rows)
         if wanted_KB is not None:
             visible &= wanted_KB[start : start + chunk, :, None]
-        w = baseline.weight_blocks(rollouts.tasks, columns, n_rows, visible, ages_M)
+        w = baseline.compute_weight_blocks(rollouts.tasks, columns, n_rows, visible, ages_M)
         nothing = ~w.any(axis=2)
-        out[start : start + chunk] = np.where(nothing, baseline.prior, baseline.weighted_means(w, rewards))
+        out[start : start + chunk] = np.where(nothing, baseline.prior, baseline.baselines_from_weights(w, rewards))
     return out
 
 
-def recipe_errors(
+def recipe_squared_errors(
     baseline: Baseline,
     rollouts: Rollouts,
     columns_KM: IntArray,
@@ -106,7 +106,7 @@ def recipe_errors(
             correction is ``s2 / (G - 1)``); otherwise with the mean of all G, which is as unbiased where b_i used no
             rollout of task i, and less noisy.
     """
-    rewards_KM, _ = draw_rewards(rollouts, columns_KM, rng)
+    rewards_KM, _ = draw_one_reward_each(rollouts, columns_KM, rng)
     predict = drawn_baselines if isinstance(baseline, NormWeighted) else predicted_baselines
     b_KB = predict(baseline, rollouts, columns_KM, rewards_KM, n_rows, ages_M)
     rows_KB = columns_KM[:, :n_rows]

@@ -9,7 +9,7 @@ from rollonce.baselines import Baseline, Batch, History, Oracle
 from rollonce.rollouts import FloatArray, Rollouts
 
 
-def tracker_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
+def tracker_squared_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
     """``E[(b - r)^2] - s2_i`` per task (N,) of a baseline that learns from the task's own earlier rollouts.
 
     Each rollout in turn is the new one and the group's others, in order, are its past: the new one is independent of
@@ -30,8 +30,8 @@ def tracker_errors(baseline: Baseline, rollouts: Rollouts) -> FloatArray:
     return out
 
 
-def repeats_errors(baseline: Baseline, rollouts: Rollouts) -> tuple[FloatArray, str, str]:
+def errors_needing_repeats(baseline: Baseline, rollouts: Rollouts) -> tuple[FloatArray, str, str]:
     """Squared errors per task (N,), how they were computed, and what the baseline needs."""
     if isinstance(baseline, Oracle):
         return np.zeros(rollouts.n_tasks), "analytic", "extra rollouts"
-    return tracker_errors(baseline, rollouts), "closed form", "repeats"
+    return tracker_squared_errors(baseline, rollouts), "closed form", "repeats"

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollonce.baselines import Baseline
-from rollonce.baselines.catalogue import board_baselines, known_names, named_baseline
+from rollonce.baselines.catalogue import default_board_baselines, known_baseline_names, named_baseline
 from rollonce.baselines.tags import Cost
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
-from rollonce.scoring.crossfit import learn_from_rewards, one_rollout_each
+from rollonce.scoring.crossfit import draw_rollout_per_task, learn_from_rewards
 from rollonce.scoring.step_prediction import UNMEASURED
 
 
-def chosen_rows(
+def choose_board_rows(
     rollouts: Rollouts,
     window: int,
     only: Sequence[str] = (),
@@ -37,15 +37,15 @@ def chosen_rows(
     Raises:
         InputError: for a name that means nothing, with the nearest ones.
     """
-    rows = board_baselines(rollouts.tasks, window, norm_exponent(rollouts, exponent))
+    rows = default_board_baselines(rollouts.tasks, window, norm_weighted_exponent(rollouts, exponent))
     if only:
-        rows = list({row.label: row for name in only for row in rows_named(name, rows)}.values())
+        rows = list({row.label: row for name in only for row in find_rows_by_name(name, rows)}.values())
     if quick:
         rows = [row for row in rows if row.tags.cost < Cost.MODEL_FIT and not hasattr(row, "fit_rewards")]
     return rows
 
 
-def norm_exponent(rollouts: Rollouts, measured: float | None) -> float | None:
+def norm_weighted_exponent(rollouts: Rollouts, measured: float | None) -> float | None:
     """The exponent of the surprisal for norm-weighted rows: the measured one, or that of tokens whose scores add up.
     None without log-probabilities."""
     if rollouts.log_probs_R is None:
@@ -53,7 +53,7 @@ def norm_exponent(rollouts: Rollouts, measured: float | None) -> float | None:
     return max(UNMEASURED) if measured is None else measured
 
 
-def rows_named(name: str, rows: Sequence[Baseline]) -> list[Baseline]:
+def find_rows_by_name(name: str, rows: Sequence[Baseline]) -> list[Baseline]:
     """The rows of this label; or the baseline of this name (`rollonce.baselines.catalogue`), which need not be among
     them; or the rows whose label contains it, whatever the case.
 
@@ -68,13 +68,13 @@ def rows_named(name: str, rows: Sequence[Baseline]) -> list[Baseline]:
     matching = [row for row in rows if name.casefold() in row.label.casefold()]
     if matching:
         return matching
-    names = list(dict.fromkeys([*known_names(), *(row.label for row in rows)]))
+    names = list(dict.fromkeys([*known_baseline_names(), *(row.label for row in rows)]))
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "rollonce baselines lists the names"
     raise InputError(f"no baseline {name!r}; {hint}")
 
 
-def fitted_row(rollouts: Rollouts, label: str, rows: Sequence[Baseline], seed: int = 0) -> Baseline:
+def fit_row_for_saving(rollouts: Rollouts, label: str, rows: Sequence[Baseline], seed: int = 0) -> Baseline:
     """A row of a board, fitted on the whole table, ready for ``Baseline.save``.
 
     Prompts are fitted as they are on the board. What learns from rewards learns from one random rollout per task, as
@@ -89,7 +89,7 @@ def fitted_row(rollouts: Rollouts, label: str, rows: Sequence[Baseline], seed: i
     Raises:
         InputError: for a name that several rows have, or none; and for the oracle, which no trainer can ask.
     """
-    matching = [row for row in rows if row.label == label] or rows_named(label, rows)
+    matching = [row for row in rows if row.label == label] or find_rows_by_name(label, rows)
     if len(matching) > 1:
         raise InputError(f"{label!r} is the name of several rows: {', '.join(row.label for row in matching)}")
     row = matching[0]
@@ -100,5 +100,7 @@ def fitted_row(rollouts: Rollouts, label: str, rows: Sequence[Baseline], seed: i
     row.fit(rollouts.tasks)
     if hasattr(row, "fit_rewards"):
         every_N = np.arange(rollouts.n_tasks)
-        learn_from_rewards(row, rollouts, every_N, *one_rollout_each(rollouts, np.random.default_rng([seed, 7, 0])))
+        learn_from_rewards(
+            row, rollouts, every_N, *draw_rollout_per_task(rollouts, np.random.default_rng([seed, 7, 0]))
+        )
     return row

@@ -23,7 +23,7 @@ from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring.batch_curve import SIZES, BatchCurve
-from rollonce.scoring.batches import column_ages
+from rollonce.scoring.batches import ages_of_columns
 from rollonce.scoring.crossfit import CrossFitted
 from rollonce.scoring.estimator import Scorer
 from rollonce.scoring.moments import Estimate
@@ -88,7 +88,7 @@ class DrawnSteps:
         self._surprisals_R = np.maximum(-rollouts.log_probs_R, 0.0)
         self._known_R, self._counts_N, self._starts_N = _rollouts_with_log_probs(rollouts)
 
-    def draw(self, window: int, n_batches: int | None = None) -> tuple[IntArray, FloatArray, FloatArray]:
+    def draw_step_rollouts(self, window: int, n_batches: int | None = None) -> tuple[IntArray, FloatArray, FloatArray]:
         """Columns, rewards and surprisals of the drawn rollouts (K, B + window)."""
         n_batches = min(self.n_batches, n_batches or self.n_batches)
         columns_KM = self._columns(window)[:n_batches]
@@ -98,7 +98,7 @@ class DrawnSteps:
         rollout_KM = self._known_R[at]
         return columns_KM, self.rollouts.rewards_R[rollout_KM], self._surprisals_R[rollout_KM]
 
-    def inverse_norms(
+    def baseline_inverse_norms(
         self, baseline: Baseline | CrossFitted, window: int, n_batches: int | None = None
     ) -> list[FloatArray]:
         """``(sum_i A_i^2 S_i^a)^(-1/2)`` of each batch (K,), for each exponent a.
@@ -109,10 +109,10 @@ class DrawnSteps:
             n_batches: The first so many.
         """
         b = self.batch_size
-        columns_KM, rewards_KM, surprisals_KM = self.draw(window, n_batches)
-        b_KB = drawn_baselines(baseline, self.rollouts, columns_KM, rewards_KM, b, column_ages(b, window))
+        columns_KM, rewards_KM, surprisals_KM = self.draw_step_rollouts(window, n_batches)
+        b_KB = drawn_baselines(baseline, self.rollouts, columns_KM, rewards_KM, b, ages_of_columns(b, window))
         advantages_KB, surprisals_KB = rewards_KM[:, :b] - b_KB, surprisals_KM[:, :b]
-        return [inverse_norms(advantages_KB, surprisals_KB, a) for a in self.exponents]
+        return [inverse_step_norms(advantages_KB, surprisals_KB, a) for a in self.exponents]
 
 
 class StepPredictor:
@@ -133,41 +133,41 @@ class StepPredictor:
         self._steps = DrawnSteps(
             scorer.rollouts,
             b,
-            scorer.columns,
+            scorer.draw_common_batches,
             seed=scorer.seed,
             exponents=exponents,
             n_batches=min(n_batches, scorer.n_batches),
         )
         extra = min(b, scorer.n_tasks - b)
-        wide_KM, rewards_KM, surprisals_KM = self._steps.draw(extra)
+        wide_KM, rewards_KM, surprisals_KM = self._steps.draw_step_rollouts(extra)
         self._design = Design(wide_KM[:, :b], scorer.n_tasks)
 
-        def of_loo(size: int, exponent: float) -> FloatArray:
+        def inverse_norms_of_loo(size: int, exponent: float) -> FloatArray:
             advantages = rewards_KM[:, :size] - _leave_one_out_means(rewards_KM[:, :size])
-            return inverse_norms(advantages / size * b, surprisals_KM[:, :size], exponent)
+            return inverse_step_norms(advantages / size * b, surprisals_KM[:, :size], exponent)
 
-        self._loo_inverse_norms = [of_loo(b, a) for a in exponents]
+        self._loo_inverse_norms = [inverse_norms_of_loo(b, a) for a in exponents]
         sizes = [round(f * b) for f in SIZES if 2 <= round(f * b) <= b + extra]
         self._curves = []
         for a, own_K in zip(exponents, self._loo_inverse_norms, strict=True):
             logs = []
             for size in sizes:
-                value = of_loo(size, a).mean()
+                value = inverse_norms_of_loo(size, a).mean()
                 logs.append(np.log(value / own_K.mean()) if value > 0 and own_K.mean() > 0 else np.nan)
             usable = np.isfinite(logs)
             self._curves.append(BatchCurve(np.array(sizes)[usable] / b, np.array(logs)[usable]))
 
-    def predict(self, baseline: Baseline | CrossFitted) -> list[StepPrediction]:
+    def predict_step_progress(self, baseline: Baseline | CrossFitted) -> list[StepPrediction]:
         """One prediction for each exponent. A baseline that includes the own reward is taken as its twin."""
         scorer, b = self._scorer, self._scorer.batch_size
         twin = baseline.twin()
-        window = scorer.usable_window(int(getattr(twin, "window", 0)))
-        values = self._steps.inverse_norms(twin, window, scorer.batches_for(twin, window))
-        design = Design(scorer.columns(window)[: len(values[0]), :b], scorer.n_tasks)
+        window = scorer.usable_window_rows(int(getattr(twin, "window", 0)))
+        values = self._steps.baseline_inverse_norms(twin, window, scorer.affordable_batches(twin, window))
+        design = Design(scorer.draw_common_batches(window)[: len(values[0]), :b], scorer.n_tasks)
         out = []
         for a, curve, own_K, loo_K in zip(self.exponents, self._curves, values, self._loo_inverse_norms, strict=True):
-            mine, loo = design.of_batches(own_K), design.of_batches(loo_K[: len(own_K)])
-            out.append(_predicted_step(a, mine, loo, curve, b))
+            mine, loo = design.mean_over_batches(own_K), design.mean_over_batches(loo_K[: len(own_K)])
+            out.append(_prediction_from_norms(a, mine, loo, curve, b))
         return out
 
 
@@ -192,7 +192,7 @@ def _leave_one_out_means(rewards_KB: FloatArray) -> FloatArray:
     return (rewards_KB.sum(axis=1, keepdims=True) - rewards_KB) / (n - 1)
 
 
-def inverse_norms(advantages_KB: FloatArray, surprisals_KB: FloatArray, exponent: float) -> FloatArray:
+def inverse_step_norms(advantages_KB: FloatArray, surprisals_KB: FloatArray, exponent: float) -> FloatArray:
     """``(sum A^2 S^a)^(-1/2)`` of each batch (K,); 0 where no advantage is left but rounding."""
     scale = max(float(np.abs(advantages_KB).max(initial=0.0)), 1e-300)
     advantages_KB = np.where(np.abs(advantages_KB) > 1e-9 * scale, advantages_KB, 0.0)
@@ -200,25 +200,29 @@ def inverse_norms(advantages_KB: FloatArray, surprisals_KB: FloatArray, exponent
     return np.divide(1.0, np.sqrt(total_K), out=np.zeros(len(total_K)), where=total_K > 0)
 
 
-def _predicted_step(exponent: float, mine: Quantity, loo: Quantity, curve: BatchCurve, b: int) -> StepPrediction:
+def _prediction_from_norms(exponent: float, mine: Quantity, loo: Quantity, curve: BatchCurve, b: int) -> StepPrediction:
     if not (mine.value > 0 and loo.value > 0):
         nothing = Estimate(float("nan"), float("nan"), float("nan"))
         return StepPrediction(exponent, nothing, nothing, False)
-    progress = (mine / loo).estimate()
-    x = curve.solve(float(np.log(progress.value)))
+    progress = (mine / loo).estimate_with_interval()
+    x = curve.log_size_for_progress(float(np.log(progress.value)))
     if not np.isfinite(x):
         return StepPrediction(exponent, progress, Estimate(float("nan"), float("nan"), float("nan")), False)
-    ends = [curve.solve(float(np.log(e))) if e > 0 else float("nan") for e in (progress.low, progress.high)]
+    ends = [
+        curve.log_size_for_progress(float(np.log(e))) if e > 0 else float("nan") for e in (progress.low, progress.high)
+    ]
     equivalent = Estimate(*(b * float(np.exp(at)) for at in (x, *ends)))
-    return StepPrediction(exponent, progress, equivalent, not curve.measured(x))
+    return StepPrediction(exponent, progress, equivalent, not curve.is_measured_size(x))
 
 
-def between(predictions: Sequence[StepPrediction]) -> tuple[Estimate, Estimate]:
+def join_over_exponents(predictions: Sequence[StepPrediction]) -> tuple[Estimate, Estimate]:
     """Progress and equivalent batch over the exponents that were asked for, each `joined`."""
-    return joined([p.progress for p in predictions]), joined([p.equivalent_batch for p in predictions])
+    return geometric_mean_estimate([p.progress for p in predictions]), geometric_mean_estimate(
+        [p.equivalent_batch for p in predictions]
+    )
 
 
-def joined(estimates: Sequence[Estimate]) -> Estimate:
+def geometric_mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
     """Of one estimate itself; of several the geometric mean, with an interval that holds all of theirs."""
     if len(estimates) == 1:
         return estimates[0]
@@ -226,7 +230,7 @@ def joined(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, float(np.min([e.low for e in estimates])), float(np.max([e.high for e in estimates])))
 
 
-def exponents_for(exponent: float | None) -> tuple[float, ...]:
+def exponents_to_predict(exponent: float | None) -> tuple[float, ...]:
     """The measured one, or those between which every policy lies."""
     return UNMEASURED if exponent is None else (exponent,)
 
@@ -236,8 +240,8 @@ __all__ = [
     "DrawnSteps",
     "StepPrediction",
     "StepPredictor",
-    "between",
-    "exponents_for",
-    "inverse_norms",
-    "joined",
+    "exponents_to_predict",
+    "geometric_mean_estimate",
+    "inverse_step_norms",
+    "join_over_exponents",
 ]

@@ -10,7 +10,7 @@
 
 Where one prompt stands for many tasks whose ids differ (`Tasks.ids_tell_apart`), the id takes the prompt's place.
 
-`rollonce.scoring.closed_form` compiles the first two into its loop; a test holds that equal to `visible_blocks`.
+`rollonce.scoring.closed_form` compiles the first two into its loop; a test holds that equal to `make_visibility_blocks`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollonce.kernels.base import BoolArray
 from rollonce.rollouts import IntArray, Tasks
 
 
-def visible_blocks(prompt_key_N: IntArray, columns_KM: IntArray, n_rows: int) -> BoolArray:
+def make_visibility_blocks(prompt_key_N: IntArray, columns_KM: IntArray, n_rows: int) -> BoolArray:
     """Whether row i of a batch may use column j (K, B, M).
 
     Args:
@@ -35,7 +35,7 @@ def visible_blocks(prompt_key_N: IntArray, columns_KM: IntArray, n_rows: int) ->
     return visible_KBM
 
 
-def window_for_all(prompt_key_N: IntArray, rows_B: IntArray, window_H: IntArray) -> BoolArray:
+def window_visible_to_all(prompt_key_N: IntArray, rows_B: IntArray, window_H: IntArray) -> BoolArray:
     """Which rows of the window every row of the batch may see (H,): for baselines that are asked for a batch at once,
     with one history for all of its rows."""
     if not len(window_H):
@@ -43,7 +43,7 @@ def window_for_all(prompt_key_N: IntArray, rows_B: IntArray, window_H: IntArray)
     return ~np.isin(prompt_key_N[window_H], prompt_key_N[rows_B])
 
 
-def first_copies(rows_B: IntArray) -> IntArray:
+def places_of_first_copies(rows_B: IntArray) -> IntArray:
     """Places of the first copy of each task, in order: what of a resample can stand in one batch without seeing a copy
     of itself."""
     return np.sort(np.unique(rows_B, return_index=True)[1])

@@ -18,9 +18,9 @@ import numpy as np
 
 from rollonce.baselines import Baseline, Batch, LeaveOneOut
 from rollonce.rollouts import FloatArray, Tasks
-from rollonce.scoring.intervals import jackknife_error, log_interval
+from rollonce.scoring.intervals import jackknife_standard_error, log_scale_interval
 from rollonce.scoring.moments import Estimate
-from rollonce.scoring.step_prediction import inverse_norms
+from rollonce.scoring.step_prediction import inverse_step_norms
 from rollonce.scoring.visibility import prompt_keys_of_log
 
 
@@ -69,7 +69,7 @@ class Watcher:
         self._inverse_norms: list[FloatArray] = []
         self._rows: list[int] = []
 
-    def step(self, batch: Batch) -> None:
+    def score_next_step(self, batch: Batch) -> None:
         """Score one step's rollouts, then let them join the histories. Steps in which no row sees another task are
         passed over."""
         keys = batch.tasks.prompt_keys
@@ -85,7 +85,7 @@ class Watcher:
                     assert log_probs_B is not None
                     assert self.exponent is not None
                     surprisals = np.maximum(-log_probs_B, 0.0)[None]
-                    norms[k] = inverse_norms((batch.rewards_B - b)[None], surprisals, self.exponent)[0]
+                    norms[k] = inverse_step_norms((batch.rewards_B - b)[None], surprisals, self.exponent)[0]
         for _, baseline in self.baselines:
             baseline.observe(batch)
         if counted:
@@ -93,7 +93,7 @@ class Watcher:
             self._inverse_norms.append(norms)
             self._rows.append(len(batch))
 
-    def scores(self) -> list[WatchScore]:
+    def rank_scores_so_far(self) -> list[WatchScore]:
         """Scores so far, best first. Empty before the first step."""
         if not self._sums:
             return []
@@ -108,13 +108,13 @@ class Watcher:
                 log_rest = np.log(total[self._loo] - sums[:, self._loo]) - np.log(total[k] - sums[:, k])
                 ratio = total[self._loo] / total[k]
                 recent = sums[-20:, self._loo].sum() / sums[-20:, k].sum()
-            se = jackknife_error(log_rest) if n > 2 and np.isfinite(log_rest).all() else np.nan
+            se = jackknife_standard_error(log_rest) if n > 2 and np.isfinite(log_rest).all() else np.nan
             scored_as = baseline.label if baseline.label != label else ""
             out.append(
                 WatchScore(
                     label,
                     total[k] / rows.sum(),
-                    log_interval(ratio, se, max(n - 1, 1)),
+                    log_scale_interval(ratio, se, max(n - 1, 1)),
                     float(recent),
                     n,
                     int(rows.sum()),
@@ -142,28 +142,28 @@ class GrowingWatcher:
         self._fitted_on = 0
 
     @property
-    def n_prompts(self) -> int:
+    def n_distinct_prompts(self) -> int:
         """Different prompts so far."""
         return len(self._first_place)
 
-    def step(self, batch: Batch) -> None:
+    def score_next_step(self, batch: Batch) -> None:
         """Score one more step."""
         self.steps.append(batch)
         for i, prompt in enumerate(batch.tasks.prompts):
             self._first_place.setdefault(prompt, (batch, i))
-        if self._watcher is not None and self.n_prompts < 2 * self._fitted_on:
-            self._watcher.step(batch)
+        if self._watcher is not None and self.n_distinct_prompts < 2 * self._fitted_on:
+            self._watcher.score_next_step(batch)
             return
-        self._fitted_on, places = self.n_prompts, self._first_place.values()
+        self._fitted_on, places = self.n_distinct_prompts, self._first_place.values()
         columns = {name: [b.tasks.column(name)[i] for b, i in places] for name in batch.tasks.column_names}
         tasks = Tasks(list(self._first_place), None, columns)
         self._watcher = Watcher(self.fitted_baselines(tasks), self.exponent)
         for old in self.steps:
-            self._watcher.step(old)
+            self._watcher.score_next_step(old)
 
-    def scores(self) -> list[WatchScore]:
-        """As `Watcher.scores`."""
-        return self._watcher.scores() if self._watcher is not None else []
+    def rank_scores_so_far(self) -> list[WatchScore]:
+        """As `Watcher.rank_scores_so_far`."""
+        return self._watcher.rank_scores_so_far() if self._watcher is not None else []
 
 
 def _progress_over_steps(inverse_norms_SA: FloatArray, k: int, loo: int) -> Estimate:
@@ -173,8 +173,8 @@ def _progress_over_steps(inverse_norms_SA: FloatArray, k: int, loo: int) -> Esti
         ratio = total[k] / total[loo]
         log_rest = np.log(total[k] - inverse_norms_SA[:, k]) - np.log(total[loo] - inverse_norms_SA[:, loo])
     n = len(inverse_norms_SA)
-    se = jackknife_error(log_rest) if n > 2 and np.isfinite(log_rest).all() else np.nan
-    return log_interval(ratio, se, max(n - 1, 1))
+    se = jackknife_standard_error(log_rest) if n > 2 and np.isfinite(log_rest).all() else np.nan
+    return log_scale_interval(ratio, se, max(n - 1, 1))
 
 
 def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
@@ -190,7 +190,7 @@ def predict_without_siblings(baseline: Baseline, batch: Batch) -> FloatArray:
         rest, keep = np.flatnonzero(key_B != key), np.flatnonzero(key_H != key)
         others = None
         if baseline.keep_rows:
-            others = history.take(keep)
+            others = history.rows_at_positions(keep)
         for i in np.flatnonzero(key_B == key):
             at = np.concatenate([[i], rest])
             out[i] = baseline.predict(Batch(batch.tasks.take(at), batch.rewards_B[at]), others).baseline_B[0]

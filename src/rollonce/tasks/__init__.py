@@ -3,15 +3,31 @@ does."""
 
 from __future__ import annotations
 
-from rollonce.tasks.base import SPLITS, Grader, Task, TaskSet, TaskSplits, check_disjoint, split_named, split_of
-from rollonce.tasks.embedded import EMBEDDED_SOURCES, embedded_tasks
-from rollonce.tasks.grading import GRADERS, extract_answer, grader_by_name
-from rollonce.tasks.jsonl import jsonl_tasks
-from rollonce.tasks.maths import gsm8k_tasks, math500_tasks
-from rollonce.tasks.reasoning_gym import ReasoningGymSource, reasoning_gym_tasks
-from rollonce.tasks.registry import SOURCES, load_tasks, source_of, source_usages, usual_spec, worked_solutions
+from rollonce.tasks.base import (
+    SPLITS,
+    Grader,
+    Task,
+    TaskSet,
+    TaskSplits,
+    canonical_split_name,
+    check_splits_disjoint,
+    split_of,
+)
+from rollonce.tasks.embedded import EMBEDDED_SOURCES, draw_embedded_tasks
+from rollonce.tasks.grading import GRADERS, extract_final_answer, find_grader_by_name
+from rollonce.tasks.jsonl import load_jsonl_tasks
+from rollonce.tasks.maths import load_gsm8k_tasks, load_math500_tasks
+from rollonce.tasks.reasoning_gym import ReasoningGymSource, draw_reasoning_gym_tasks
+from rollonce.tasks.registry import (
+    SOURCES,
+    list_source_usages,
+    load_tasks,
+    parse_source_spec,
+    read_worked_solutions,
+    usual_source_spec,
+)
 from rollonce.tasks.sandbox import Grades, grade
-from rollonce.tasks.source import Source, TaskRequest, choose
+from rollonce.tasks.source import Source, TaskRequest, choose_tasks
 
 __all__ = [
     "EMBEDDED_SOURCES",
@@ -26,21 +42,21 @@ __all__ = [
     "TaskRequest",
     "TaskSet",
     "TaskSplits",
-    "check_disjoint",
-    "choose",
-    "embedded_tasks",
-    "extract_answer",
+    "canonical_split_name",
+    "check_splits_disjoint",
+    "choose_tasks",
+    "draw_embedded_tasks",
+    "draw_reasoning_gym_tasks",
+    "extract_final_answer",
+    "find_grader_by_name",
     "grade",
-    "grader_by_name",
-    "gsm8k_tasks",
-    "jsonl_tasks",
+    "list_source_usages",
+    "load_gsm8k_tasks",
+    "load_jsonl_tasks",
+    "load_math500_tasks",
     "load_tasks",
-    "math500_tasks",
-    "reasoning_gym_tasks",
-    "source_of",
-    "source_usages",
-    "split_named",
+    "parse_source_spec",
+    "read_worked_solutions",
     "split_of",
-    "usual_spec",
-    "worked_solutions",
+    "usual_source_spec",
 ]

@@ -87,7 +87,7 @@ class TaskSet(Sequence[Task]):
         """The prompts, N of them."""
         return [t.prompt for t in self._tasks]
 
-    def as_tasks(self) -> Tasks:
+    def as_feature_tasks(self) -> Tasks:
         """The view that features and kernels read: prompts, ids and the declared columns, nothing of the reference or
         the grader.
 
@@ -106,7 +106,7 @@ class TaskSplits(NamedTuple):
     test: TaskSet
 
 
-def split_named(name: str) -> str:
+def canonical_split_name(name: str) -> str:
     """The name of a split; ``calibration``, as files and commands of rollonce 0.1 have it, is ``holdout``."""
     return "holdout" if name == "calibration" else name
 
@@ -127,7 +127,7 @@ def split_of(prompt: str) -> str:
     return "holdout" if bucket < _TEST_SHARE + _HOLDOUT_SHARE else "train"
 
 
-def check_disjoint(splits: TaskSplits) -> TaskSplits:
+def check_splits_disjoint(splits: TaskSplits) -> TaskSplits:
     """The same splits, once it is sure that no prompt is in two of them.
 
     Raises:

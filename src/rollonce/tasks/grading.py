@@ -11,14 +11,14 @@ from fractions import Fraction
 from typing import Any
 
 from rollonce.errors import InputError, MissingExtraError
-from rollonce.importing import import_object
+from rollonce.importing import import_named_object
 
 _MARKER = re.compile(r"(?:####|(?:final\s+)?answer\s*(?:is\b\s*:?|:))[ \t]*", re.IGNORECASE)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d[\d,]*(?:\.\d+)?)?")
 
 
-def _boxed(text: str) -> str | None:
+def _extract_last_boxed(text: str) -> str | None:
     r"""What the last ``\boxed{...}`` holds, braces balanced; None if there is none or it never closes."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -31,7 +31,7 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-def extract_answer(response: str) -> str:
+def extract_final_answer(response: str) -> str:
     r"""The final answer of a response with reasoning.
 
     The last ``<answer>...</answer>``; else the last ``\boxed{...}``; else the rest of the line after the last ``####``,
@@ -43,7 +43,7 @@ def extract_answer(response: str) -> str:
     tags = _TAG.findall(response)
     if tags:
         return tags[-1].strip()
-    boxed = _boxed(response)
+    boxed = _extract_last_boxed(response)
     if boxed is not None:
         return boxed.strip()
     end = None
@@ -54,7 +54,7 @@ def extract_answer(response: str) -> str:
     return answer[:-1].rstrip() if answer.endswith(".") and not answer.endswith("..") else answer
 
 
-def _as_number(text: str) -> Fraction | None:
+def _parse_last_number(text: str) -> Fraction | None:
     """The last number in a text as an exact fraction (thousands commas dropped), or None."""
     numbers = _NUMBER.findall(text.replace("$", ""))
     if not numbers:
@@ -69,7 +69,7 @@ def _as_number(text: str) -> Fraction | None:
 
 def exact(response: str, reference: str) -> float:
     """1 if the extracted answer is the reference, white space around both aside."""
-    return float(extract_answer(response) == reference.strip())
+    return float(extract_final_answer(response) == reference.strip())
 
 
 def contains(response: str, reference: str) -> float:
@@ -90,10 +90,10 @@ def numeric_exact(response: str, reference: str) -> float:
     >>> numeric_exact("... so she pays 1,200 dollars. #### 1,200", "1200")
     1.0
     """
-    target = _as_number(extract_answer(reference))
+    target = _parse_last_number(extract_final_answer(reference))
     if target is None:
         raise ValueError(f"the reference {reference[:40]!r} holds no number")
-    given = _as_number(extract_answer(response))
+    given = _parse_last_number(extract_final_answer(response))
     return float(given is not None and given == target)
 
 
@@ -138,14 +138,14 @@ class ImportedGrader:
 
     def warm_up(self) -> None:
         """Import it, outside any time limit."""
-        import_object(self.path, self.folder)
+        import_named_object(self.path, self.folder)
 
     def __call__(self, response: str, reference: str) -> float:
         """The reward that the user's callable gives."""
-        return import_object(self.path, self.folder)(response, reference)
+        return import_named_object(self.path, self.folder)(response, reference)
 
 
-def grader_by_name(name: str) -> Callable[[str, str], float]:
+def find_grader_by_name(name: str) -> Callable[[str, str], float]:
     """``exact``, ``numeric_exact``, ``math_verify``, ``contains``, or ``module:callable`` taking ``(response,
     reference)``.
 
@@ -159,7 +159,7 @@ def grader_by_name(name: str) -> Callable[[str, str], float]:
             f"there is no grader {name!r}; give one of {', '.join(GRADERS)}, or module:callable for your own"
         )
     try:
-        grader = import_object(name)
+        grader = import_named_object(name)
     except InputError as error:
         raise InputError(f"the grader {name!r}: {error.message}") from error
     if not callable(grader):

@@ -12,7 +12,7 @@ from typing import Any
 from rollonce.errors import InputError
 from rollonce.prompts import normalise_prompt, render_messages
 from rollonce.tasks.base import SPLITS, Grader, Task, TaskSet, TaskSplits, split_of
-from rollonce.tasks.grading import grader_by_name
+from rollonce.tasks.grading import find_grader_by_name
 from rollonce.tasks.source import Source, TaskRequest, choose_all
 
 PROMPT_KEYS = ("prompt", "question", "problem", "input", "messages")
@@ -48,7 +48,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise InputError(f"cannot be read after this line: {error}", file=path, line=number) from error
 
 
-def _pick(record: dict[str, Any], keys: Sequence[str], what: str, path: str | Path, line: int) -> str:
+def _find_record_key(record: dict[str, Any], keys: Sequence[str], what: str, path: str | Path, line: int) -> str:
     for key in keys:
         if key in record:
             return key
@@ -57,7 +57,7 @@ def _pick(record: dict[str, Any], keys: Sequence[str], what: str, path: str | Pa
     )
 
 
-def jsonl_tasks(
+def load_jsonl_tasks(
     path: str | Path,
     *,
     grader: str | Grader = "exact",
@@ -69,7 +69,7 @@ def jsonl_tasks(
 
     Args:
         path: A ``.jsonl`` or ``.jsonl.gz``.
-        grader: A name for `rollonce.tasks.grader_by_name`, or a grader. A line's own ``grader`` (a name) comes first.
+        grader: A name for `rollonce.tasks.find_grader_by_name`, or a grader. A line's own ``grader`` (a name) comes first.
         columns: Keys to declare as columns known before the rollout; a key that a line lacks is None there, one no line
             has is refused.
         prompt_key: Default the first there is of ``prompt, question, problem, input, messages``. A list is taken for
@@ -79,14 +79,14 @@ def jsonl_tasks(
     Raises:
         InputError: naming file and line.
     """
-    default = grader_by_name(grader) if isinstance(grader, str) else grader
+    default = find_grader_by_name(grader) if isinstance(grader, str) else grader
     tasks: list[Task] = []
     lines: dict[str, int] = {}
     columns_seen: set[str] = set()
     for line, record in read_json_lines(path):
-        prompt = record[_pick(record, (prompt_key,) if prompt_key else PROMPT_KEYS, "prompt", path, line)]
+        prompt = record[_find_record_key(record, (prompt_key,) if prompt_key else PROMPT_KEYS, "prompt", path, line)]
         reference = record[
-            _pick(record, (reference_key,) if reference_key else REFERENCE_KEYS, "reference", path, line)
+            _find_record_key(record, (reference_key,) if reference_key else REFERENCE_KEYS, "reference", path, line)
         ]
         if isinstance(prompt, list):
             prompt = render_messages(prompt)
@@ -103,7 +103,7 @@ def jsonl_tasks(
             raise InputError(f"the same prompt as line {first}; one task is one line", file=path, line=line)
         own = record.get("grader")
         try:
-            chosen = grader_by_name(own) if isinstance(own, str) else default
+            chosen = find_grader_by_name(own) if isinstance(own, str) else default
         except InputError as error:
             raise InputError(error.message, file=path, line=line) from error
         columns_seen |= record.keys() & set(columns)
@@ -121,12 +121,12 @@ def jsonl_tasks(
         raise InputError(error.message, file=path) from error
 
 
-def _load(place: str, request: TaskRequest) -> TaskSplits:
-    tasks = jsonl_tasks(place, grader=request.grader, columns=request.columns)
+def _load_jsonl_splits(place: str, request: TaskRequest) -> TaskSplits:
+    tasks = load_jsonl_tasks(place, grader=request.grader, columns=request.columns)
     parts = {
         split: TaskSet([t for t in tasks if split_of(t.prompt) == split], f"{tasks.name}/{split}") for split in SPLITS
     }
     return choose_all(TaskSplits(**parts), request)
 
 
-JSONL = Source("jsonl", _load, place="FILE", takes_grader=True)
+JSONL = Source("jsonl", _load_jsonl_splits, place="FILE", takes_grader=True)

@@ -15,8 +15,8 @@ import numpy as np
 
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.prompts import normalise_prompt
-from rollonce.tasks.base import Task, TaskSet, TaskSplits, check_disjoint
-from rollonce.tasks.grading import extract_answer, math_verify, numeric_exact
+from rollonce.tasks.base import Task, TaskSet, TaskSplits, check_splits_disjoint
+from rollonce.tasks.grading import extract_final_answer, math_verify, numeric_exact
 from rollonce.tasks.jsonl import read_json_lines
 from rollonce.tasks.source import Source, TaskRequest, choose_all
 
@@ -24,7 +24,7 @@ GSM8K_HUB = "openai/gsm8k"
 MATH500_HUB = "HuggingFaceH4/MATH-500"
 
 
-def _local(directory: str | Path, split: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _read_local_rows(directory: str | Path, split: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         raise InputError(
@@ -39,7 +39,7 @@ def _local(directory: str | Path, split: str) -> Iterator[tuple[str, int, dict[s
     raise InputError(f"holds neither {split}.jsonl nor {split}.jsonl.gz", file=folder)
 
 
-def _hub(dataset: str, config: str | None, split: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _read_hub_rows(dataset: str, config: str | None, split: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
     try:
         from datasets import load_dataset  # type: ignore[import-not-found]
     except ImportError as error:
@@ -54,14 +54,14 @@ def _hub(dataset: str, config: str | None, split: str) -> Iterator[tuple[str, in
         yield f"{dataset} ({split})", line, dict(record)
 
 
-def _field(record: dict[str, Any], names: tuple[str, ...], source: str, line: int) -> str:
+def _read_text_field(record: dict[str, Any], names: tuple[str, ...], source: str, line: int) -> str:
     for name in names:
         if isinstance(record.get(name), str) and record[name].strip():
             return record[name]
     raise InputError(f"has no text under {' or '.join(names)}", file=source, line=line)
 
 
-def _unique(tasks: list[Task]) -> list[Task]:
+def _drop_repeated_prompts(tasks: list[Task]) -> list[Task]:
     """The first of each prompt: both benchmarks hold a few twice."""
     seen: dict[str, Task] = {}
     for task in tasks:
@@ -69,37 +69,37 @@ def _unique(tasks: list[Task]) -> list[Task]:
     return list(seen.values())
 
 
-def _gsm8k(rows: Iterator[tuple[str, int, dict[str, Any]]], split: str) -> list[Task]:
+def _make_gsm8k_tasks(rows: Iterator[tuple[str, int, dict[str, Any]]], split: str) -> list[Task]:
     tasks = []
     for source, line, record in rows:
-        answer = _field(record, ("answer",), source, line)
+        answer = _read_text_field(record, ("answer",), source, line)
         if "####" not in answer:
             raise InputError(
                 "the answer has no '####' before its final number, as GSM8K's have", file=source, line=line
             )
-        reference = extract_answer(answer).replace(",", "")
+        reference = extract_final_answer(answer).replace(",", "")
         # The worked answer's lines are its steps: known before the rollout, and the level that GSM8K offers.
         steps = answer.count("\n")
-        question = _field(record, ("question", "problem"), source, line)
+        question = _read_text_field(record, ("question", "problem"), source, line)
         tasks.append(
             Task(f"gsm8k/{split}/{line}", question, reference, numeric_exact, {"family": "gsm8k", "level": str(steps)})
         )
-    return _unique(tasks)
+    return _drop_repeated_prompts(tasks)
 
 
-def _math500(rows: Iterator[tuple[str, int, dict[str, Any]]]) -> list[Task]:
+def _make_math500_tasks(rows: Iterator[tuple[str, int, dict[str, Any]]]) -> list[Task]:
     tasks = []
     for source, line, record in rows:
         problem, reference = (
-            _field(record, ("problem", "question"), source, line),
-            _field(record, ("answer",), source, line),
+            _read_text_field(record, ("problem", "question"), source, line),
+            _read_text_field(record, ("answer",), source, line),
         )
         columns = {"family": str(record.get("subject", "math")), "level": str(record.get("level", ""))}
         tasks.append(Task(f"math500/{record.get('unique_id', line)}", problem, reference, math_verify, columns))
-    return _unique(tasks)
+    return _drop_repeated_prompts(tasks)
 
 
-def _apart(pool: list[Task], n: int, seed: int) -> tuple[list[Task], list[Task]]:
+def _set_tasks_apart(pool: list[Task], n: int, seed: int) -> tuple[list[Task], list[Task]]:
     """``n`` of them drawn by the seed, and the rest in their order."""
     if n > len(pool):
         raise InputError(f"{n} hold-out tasks asked for, but there are only {len(pool)}")
@@ -107,7 +107,7 @@ def _apart(pool: list[Task], n: int, seed: int) -> tuple[list[Task], list[Task]]
     return [t for i, t in enumerate(pool) if i in chosen], [t for i, t in enumerate(pool) if i not in chosen]
 
 
-def gsm8k_tasks(directory: str | Path | None, *, holdout: int = 512, seed: int = 0) -> TaskSplits:
+def load_gsm8k_tasks(directory: str | Path | None, *, holdout: int = 512, seed: int = 0) -> TaskSplits:
     """GSM8K: the published test set whole, and ``holdout`` tasks set apart from the published training set.
 
     Graded by exact comparison of the final number (`numeric_exact`).
@@ -121,17 +121,21 @@ def gsm8k_tasks(directory: str | Path | None, *, holdout: int = 512, seed: int =
     Raises:
         InputError: no such files or lines that are not GSM8K's.
     """
-    rows = (lambda s: _hub(GSM8K_HUB, "main", s)) if directory is None else (lambda s: _local(directory, s))
-    test = _gsm8k(rows("test"), "test")
+    rows = (
+        (lambda s: _read_hub_rows(GSM8K_HUB, "main", s))
+        if directory is None
+        else (lambda s: _read_local_rows(directory, s))
+    )
+    test = _make_gsm8k_tasks(rows("test"), "test")
     held = {normalise_prompt(t.prompt) for t in test}
-    pool = [t for t in _gsm8k(rows("train"), "train") if normalise_prompt(t.prompt) not in held]
-    apart, train = _apart(pool, holdout, seed)
-    return check_disjoint(
+    pool = [t for t in _make_gsm8k_tasks(rows("train"), "train") if normalise_prompt(t.prompt) not in held]
+    apart, train = _set_tasks_apart(pool, holdout, seed)
+    return check_splits_disjoint(
         TaskSplits(TaskSet(train, "gsm8k/train"), TaskSet(apart, "gsm8k/holdout"), TaskSet(test, "gsm8k/test"))
     )
 
 
-def math500_tasks(directory: str | Path | None, *, holdout: int = 0, seed: int = 0) -> TaskSplits:
+def load_math500_tasks(directory: str | Path | None, *, holdout: int = 0, seed: int = 0) -> TaskSplits:
     """MATH-500 as a test set, graded with math-verify. Training tasks come from a ``train.jsonl`` beside it, where
     there is one.
 
@@ -144,26 +148,28 @@ def math500_tasks(directory: str | Path | None, *, holdout: int = 0, seed: int =
     Raises:
         InputError: no such files, or hold-out tasks asked for without training tasks.
     """
-    test = _math500(_hub(MATH500_HUB, None, "test") if directory is None else _local(directory, "test"))
+    test = _make_math500_tasks(
+        _read_hub_rows(MATH500_HUB, None, "test") if directory is None else _read_local_rows(directory, "test")
+    )
     pool: list[Task] = []
     if directory is not None and any(
         (Path(directory).expanduser() / f"train.jsonl{end}").is_file() for end in ("", ".gz")
     ):
         held = {normalise_prompt(t.prompt) for t in test}
-        train_rows = _math500(_local(directory, "train"))
+        train_rows = _make_math500_tasks(_read_local_rows(directory, "train"))
         # A training file numbers its lines like the test file does: keep the ids apart.
         pool = [
             Task(f"train/{t.id}", t.prompt, t.reference, t.grader, t.columns)
             for t in train_rows
             if normalise_prompt(t.prompt) not in held
         ]
-    apart, train = _apart(pool, holdout, seed)
-    return check_disjoint(
+    apart, train = _set_tasks_apart(pool, holdout, seed)
+    return check_splits_disjoint(
         TaskSplits(TaskSet(train, "math500/train"), TaskSet(apart, "math500/holdout"), TaskSet(test, "math500/test"))
     )
 
 
-def gsm8k_solutions(place: str) -> dict[str, str]:
+def read_gsm8k_solutions(place: str) -> dict[str, str]:
     """Question -> worked solution, of the files in a directory; empty for the hub."""
     if place == "hub":
         return {}
@@ -177,28 +183,32 @@ def gsm8k_solutions(place: str) -> dict[str, str]:
     return solutions
 
 
-def _directory(source: str, place: str) -> str | None:
+def _directory_unless_hub(source: str, place: str) -> str | None:
     if not place:
         raise InputError(f"say where {source} lies, as {source}:DIRECTORY, or ask for the hub with {source}:hub")
     return None if place == "hub" else place
 
 
-def _load_gsm8k(place: str, request: TaskRequest) -> TaskSplits:
+def _load_gsm8k_splits(place: str, request: TaskRequest) -> TaskSplits:
     set_apart = 512 if request.holdout is None else request.holdout
-    return choose_all(gsm8k_tasks(_directory("gsm8k", place), holdout=set_apart, seed=request.seed), request)
+    return choose_all(
+        load_gsm8k_tasks(_directory_unless_hub("gsm8k", place), holdout=set_apart, seed=request.seed), request
+    )
 
 
-def _load_math500(place: str, request: TaskRequest) -> TaskSplits:
-    splits = math500_tasks(_directory("math500", place), holdout=request.holdout or 0, seed=request.seed)
+def _load_math500_splits(place: str, request: TaskRequest) -> TaskSplits:
+    splits = load_math500_tasks(
+        _directory_unless_hub("math500", place), holdout=request.holdout or 0, seed=request.seed
+    )
     return choose_all(splits, request)
 
 
 GSM8K = Source(
     "gsm8k",
-    _load_gsm8k,
+    _load_gsm8k_splits,
     place="DIR",
     holdout_is_set_apart=True,
     usual_place="hub",
-    solutions=gsm8k_solutions,
+    solutions=read_gsm8k_solutions,
 )
-MATH500 = Source("math500", _load_math500, place="DIR", holdout_is_set_apart=True, usual_place="hub")
+MATH500 = Source("math500", _load_math500_splits, place="DIR", holdout_is_set_apart=True, usual_place="hub")

@@ -19,7 +19,7 @@ import numpy as np
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.prompts import normalise_prompt
 from rollonce.tasks.base import SPLITS, Task, TaskSet, TaskSplits, split_of
-from rollonce.tasks.grading import extract_answer
+from rollonce.tasks.grading import extract_final_answer
 from rollonce.tasks.source import Source, TaskRequest
 
 _BLOCK = 500  # items made by one dataset object, after which it is seeded anew
@@ -51,7 +51,7 @@ class ReasoningGymSource:
         return f"{family}/{self.level}" if self.level else family
 
 
-def _module() -> Any:
+def _import_reasoning_gym() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
@@ -59,8 +59,8 @@ def _module() -> Any:
     return reasoning_gym
 
 
-def _create(source: ReasoningGymSource, seed: int, size: int) -> Any:
-    module = _module()
+def _create_gym_dataset(source: ReasoningGymSource, seed: int, size: int) -> Any:
+    module = _import_reasoning_gym()
     try:
         return module.create_dataset(source.dataset, seed=seed, size=size, **source.config)
     except (ValueError, TypeError, AssertionError) as error:
@@ -77,8 +77,8 @@ def _create(source: ReasoningGymSource, seed: int, size: int) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _scorer(dataset: str, config_json: str) -> Any:
-    return _create(ReasoningGymSource(dataset, json.loads(config_json)), seed=0, size=1)
+def _load_scoring_dataset(dataset: str, config_json: str) -> Any:
+    return _create_gym_dataset(ReasoningGymSource(dataset, json.loads(config_json)), seed=0, size=1)
 
 
 @dataclass(frozen=True)
@@ -96,28 +96,30 @@ class ReasoningGymGrader:
 
     def warm_up(self) -> None:
         """Load reasoning-gym and the dataset, outside any time limit."""
-        _scorer(self.dataset, self.config_json)
+        _load_scoring_dataset(self.dataset, self.config_json)
 
     def __call__(self, response: str, reference: str) -> float:
         """The reward of a response; ``reference`` is in the entry already."""
         entry = json.loads(self.entry_json)
-        score = float(_scorer(self.dataset, self.config_json).score_answer(extract_answer(response), entry))
+        score = float(
+            _load_scoring_dataset(self.dataset, self.config_json).score_answer(extract_final_answer(response), entry)
+        )
         return score if self.partial else float(score >= 1.0 - 1e-9)
 
 
-def entries(source: ReasoningGymSource, seed: int, position: int) -> Iterator[dict[str, Any] | None]:
+def generate_entries(source: ReasoningGymSource, seed: int, position: int) -> Iterator[dict[str, Any] | None]:
     """Entries for ever, ``None`` after each block. Equal arguments, equal items."""
     block = 0
     while True:
         block_seed = int(np.random.SeedSequence([seed, position, block]).generate_state(1)[0] >> 1)
-        dataset = _create(source, block_seed, _BLOCK)
+        dataset = _create_gym_dataset(source, block_seed, _BLOCK)
         for i in range(_BLOCK):
             yield dataset[i]
         yield None
         block += 1
 
 
-def _task(source: ReasoningGymSource, config_json: str, entry: dict[str, Any], partial: bool) -> Task:
+def _make_gym_task(source: ReasoningGymSource, config_json: str, entry: dict[str, Any], partial: bool) -> Task:
     digest = hashlib.blake2b(normalise_prompt(entry["question"]).encode(), digest_size=6).hexdigest()
     # Metadata that is no JSON (sets, numpy numbers, enums) is turned into text: a scorer that needs the object itself
     # is not supported.
@@ -130,7 +132,7 @@ def _task(source: ReasoningGymSource, config_json: str, entry: dict[str, Any], p
     return Task(f"{source.label}/{digest}", entry["question"], str(entry["answer"]), grader, columns)
 
 
-def _counts(weights: Sequence[float], n: int) -> list[int]:
+def _share_out_by_weight(weights: Sequence[float], n: int) -> list[int]:
     """``n`` shared out by weight: each to the largest ``weight / (2 count + 1)``, the first in a tie (Webster,
     Sainte-Lague).
 
@@ -147,7 +149,7 @@ def _counts(weights: Sequence[float], n: int) -> list[int]:
     return counts
 
 
-def reasoning_gym_tasks(
+def draw_reasoning_gym_tasks(
     sources: Sequence[ReasoningGymSource],
     *,
     train: int = 0,
@@ -184,14 +186,14 @@ def reasoning_gym_tasks(
     wanted = dict(zip(SPLITS, (train, holdout, test), strict=True))
     if min(wanted.values()) < 0:
         raise InputError(f"numbers of tasks must not be negative: {wanted}")
-    counts = {split: _counts([s.weight for s in sources], n) for split, n in wanted.items()}
+    counts = {split: _share_out_by_weight([s.weight for s in sources], n) for split, n in wanted.items()}
     drawn: dict[str, list[Task]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
     for position, source in enumerate(sources):
         need = {split: counts[split][position] for split in SPLITS}
         config_json = json.dumps(dict(source.config), sort_keys=True)
         idle = 0
-        for entry in entries(source, seed, position):
+        for entry in generate_entries(source, seed, position):
             if not any(need.values()):
                 break
             if entry is None:
@@ -209,7 +211,7 @@ def reasoning_gym_tasks(
             if need[split] and key not in seen:
                 seen.add(key)
                 need[split] -= 1
-                drawn[split].append(_task(source, config_json, entry, partial))
+                drawn[split].append(_make_gym_task(source, config_json, entry, partial))
                 idle = 0
     rng = np.random.default_rng([seed, len(sources)])
     return TaskSplits(*(TaskSet([drawn[s][i] for i in rng.permutation(len(drawn[s]))], f"{name}/{s}") for s in SPLITS))
@@ -233,13 +235,13 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
         raise wrong from error
     components: list[tuple[str, dict[str, Any], float]] = []
 
-    def visit(node: ast.expr, weight: float) -> None:
+    def collect_components(node: ast.expr, weight: float) -> None:
         match node:
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                visit(left, weight)
-                visit(right, weight)
+                collect_components(left, weight)
+                collect_components(right, weight)
             case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int() | float() as factor)):
-                visit(left, weight * factor)
+                collect_components(left, weight * factor)
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
                 components.append((name, {str(k.arg): ast.literal_eval(k.value) for k in keywords}, weight))
             case ast.Name(id=name):
@@ -248,7 +250,7 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
                 raise wrong
 
     try:
-        visit(tree, 1.0)
+        collect_components(tree, 1.0)
     except ValueError as error:
         raise wrong from error
     names = [name for name, _, _ in components]
@@ -259,9 +261,9 @@ def parse_mixture(text: str) -> list[ReasoningGymSource]:
     ]
 
 
-def _load(place: str, request: TaskRequest) -> TaskSplits:
-    numbers = request.numbers(train=1024, holdout=128, test=256)
-    return reasoning_gym_tasks(
+def _load_mixture_splits(place: str, request: TaskRequest) -> TaskSplits:
+    numbers = request.numbers_with_defaults(train=1024, holdout=128, test=256)
+    return draw_reasoning_gym_tasks(
         parse_mixture(place),
         train=numbers["train"],
         holdout=numbers["holdout"],
@@ -270,4 +272,4 @@ def _load(place: str, request: TaskRequest) -> TaskSplits:
     )
 
 
-REASONING_GYM = Source("reasoning-gym", _load, place="MIXTURE", is_endless=True)
+REASONING_GYM = Source("reasoning-gym", _load_mixture_splits, place="MIXTURE", is_endless=True)

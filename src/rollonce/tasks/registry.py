@@ -17,7 +17,7 @@ SOURCES: dict[str, Source] = {source.name: source for source in (EMBEDDED, REASO
 """By name. A source of your own: ``SOURCES["mine"] = Source("mine", load)``."""
 
 
-def source_of(spec: str) -> tuple[Source, str]:
+def parse_source_spec(spec: str) -> tuple[Source, str]:
     """The source that ``source`` or ``source:place`` names, and the place.
 
     Raises:
@@ -29,7 +29,7 @@ def source_of(spec: str) -> tuple[Source, str]:
     return SOURCES[name], place.strip()
 
 
-def source_usages() -> str:
+def list_source_usages() -> str:
     """How the sources are written, for help and messages: ``embedded, reasoning-gym:MIXTURE ...``."""
     return ", ".join(source.usage for source in SOURCES.values())
 
@@ -47,11 +47,11 @@ def load_tasks(spec: str, request: TaskRequest | None = None, **options: Any) ->
     Raises:
         InputError: an unknown source, or what the source says.
     """
-    source, place = source_of(spec)
+    source, place = parse_source_spec(spec)
     return source.load(place, request or TaskRequest(**options))
 
 
-def usual_spec(name: str) -> str | None:
+def usual_source_spec(name: str) -> str | None:
     """``source:place`` for the bare name of a data set (``gsm8k`` -> ``gsm8k:hub``); None where the name does not say
     enough."""
     source = SOURCES.get(name)
@@ -60,7 +60,7 @@ def usual_spec(name: str) -> str | None:
     return f"{name}:{source.usual_place}" if source.usual_place else name
 
 
-def worked_solutions(spec: str) -> Mapping[str, str]:
+def read_worked_solutions(spec: str) -> Mapping[str, str]:
     """Prompt -> worked solution, for sources that have some at hand; empty for others."""
-    source, place = source_of(spec)
+    source, place = parse_source_spec(spec)
     return source.solutions(place) if source.solutions else {}

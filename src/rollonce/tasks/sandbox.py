@@ -69,12 +69,12 @@ class Grades:
         return sum(1 for f in self.failures if f and f != "truncated")
 
 
-def _write(stream: Any, payload: bytes) -> None:
+def _write_message(stream: Any, payload: bytes) -> None:
     stream.write(struct.pack("<Q", len(payload)) + payload)
     stream.flush()
 
 
-def _read(stream: Any) -> bytes | None:
+def _read_message(stream: Any) -> bytes | None:
     head = stream.read(8)
     if len(head) < 8:
         return None
@@ -90,7 +90,7 @@ class Worker:
         self.lock = threading.Lock()
         self.restarts = 0
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         # The same import path and threads as here, so that a user's module:callable is graded and sympy or numpy claim
         # one core only.
         environment = {
@@ -106,27 +106,27 @@ class Worker:
         )
         self._answers = queue.Queue()
         # Pipes cannot be waited on with a time limit on every system; a thread that reads and a queue can.
-        threading.Thread(target=self._pump, args=(self._process, self._answers), daemon=True).start()
+        threading.Thread(target=self._forward_answers, args=(self._process, self._answers), daemon=True).start()
         try:
-            ready = self._receive(_START)
+            ready = self._receive_message(_START)
         except queue.Empty:
             ready = None
         if ready is None:
-            self.stop()
+            self.stop_process()
             raise InputError("the grading process did not start; its own message is above")
 
     @staticmethod
-    def _pump(process: subprocess.Popen[bytes], answers: queue.Queue[bytes | None]) -> None:
+    def _forward_answers(process: subprocess.Popen[bytes], answers: queue.Queue[bytes | None]) -> None:
         while True:
             try:
-                answer = _read(process.stdout)
+                answer = _read_message(process.stdout)
             except (OSError, ValueError):
                 answer = None
             answers.put(answer)
             if answer is None:
                 return
 
-    def _receive(self, seconds: float) -> bytes | None:
+    def _receive_message(self, seconds: float) -> bytes | None:
         """The next message; None if the child is gone.
 
         Raises:
@@ -134,7 +134,7 @@ class Worker:
         """
         return self._answers.get(timeout=seconds)
 
-    def stop(self) -> None:
+    def stop_process(self) -> None:
         """End the child, if there is one. It starts again when next needed."""
         process, self._process = self._process, None
         if process is not None:
@@ -144,7 +144,7 @@ class Worker:
                 with contextlib.suppress(OSError):
                     stream.close()  # type: ignore[union-attr]
 
-    def ask(self, grader: Any, response: str, reference: str, seconds: float) -> Grade:
+    def grade_response(self, grader: Any, response: str, reference: str, seconds: float) -> Grade:
         """Grade one response, in at most ``seconds`` plus a second's grace. Call it with the lock held."""
         try:
             packed = pickle.dumps(grader)
@@ -155,47 +155,49 @@ class Worker:
             ) from error
         for attempt in range(2):
             if self._process is None or self._process.poll() is not None:
-                self.stop()
-                self._start()
+                self.stop_process()
+                self._start_process()
             assert self._process is not None
             try:
-                _write(self._process.stdin, pickle.dumps((packed, response, reference, seconds)))
+                _write_message(self._process.stdin, pickle.dumps((packed, response, reference, seconds)))
                 break
             except OSError:  # it died while idle (someone's clean-up): once more with a fresh one
-                self.stop()
+                self.stop_process()
                 if attempt:
                     return Grade(0.0, "GraderDied: the grading process ended twice before it was asked")
         # First word that it has the grader loaded (imports are not timed), then the grade.
-        kind, value = self._message(_START, "GraderDied: the grading process ended while it loaded the grader")
+        kind, value = self._receive_or_give_up(
+            _START, "GraderDied: the grading process ended while it loaded the grader"
+        )
         if kind == "unloadable":
             raise InputError(
                 f"the grading process cannot load the grader {grader!r}: {value}; it must be importable by its "
                 "module's name"
             )
         if kind == "loaded":
-            kind, value = self._message(seconds + _GRACE, "GraderDied: the grader ended its process")
+            kind, value = self._receive_or_give_up(seconds + _GRACE, "GraderDied: the grader ended its process")
         if kind == "grade":
             return Grade(float(value))
         return Grade(0.0, str(value))
 
-    def _message(self, seconds: float, if_dead: str) -> tuple[str, Any]:
+    def _receive_or_give_up(self, seconds: float, if_dead: str) -> tuple[str, Any]:
         try:
-            answer = self._receive(seconds)
+            answer = self._receive_message(seconds)
         except queue.Empty:
-            return self._give_up("time limit")
-        return self._give_up(if_dead) if answer is None else pickle.loads(answer)
+            return self._stop_with_failure("time limit")
+        return self._stop_with_failure(if_dead) if answer is None else pickle.loads(answer)
 
-    def _give_up(self, why: str) -> tuple[str, Any]:
-        self.stop()
+    def _stop_with_failure(self, why: str) -> tuple[str, Any]:
+        self.stop_process()
         self.restarts += 1
         return "failure", why
 
 
 _WORKER = Worker()
-atexit.register(lambda: _WORKER.stop())
+atexit.register(lambda: _WORKER.stop_process())
 
 
-def _forget() -> None:
+def _replace_worker_after_fork() -> None:
     """After a fork the child would share the parent's pipes, and each would read the other's grades: it gets a worker
     of its own."""
     global _WORKER
@@ -203,10 +205,10 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_replace_worker_after_fork)
 
 
-def _checked(reward: Any) -> Grade:
+def _grade_from_reward(reward: Any) -> Grade:
     try:
         value = float(reward)
     except (TypeError, ValueError):
@@ -250,12 +252,12 @@ def grade(
             grades.append(Grade(0.0, "truncated"))
         elif task.grader in TRUSTED:
             try:
-                grades.append(_checked(task.grader(response, task.reference)))
+                grades.append(_grade_from_reward(task.grader(response, task.reference)))
             except Exception as error:
                 grades.append(Grade(0.0, f"{type(error).__name__}: {error}"))
         else:
             worker = _WORKER
             with worker.lock:
-                graded = worker.ask(task.grader, response, task.reference, time_limit)
-            grades.append(graded if graded.failure else _checked(graded.reward))
+                graded = worker.grade_response(task.grader, response, task.reference, time_limit)
+            grades.append(graded if graded.failure else _grade_from_reward(graded.reward))
     return Grades([g.reward for g in grades], [g.failure for g in grades])

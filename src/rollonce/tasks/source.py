@@ -29,7 +29,7 @@ class TaskRequest:
     grader: str = "exact"
     columns: Sequence[str] = ()
 
-    def numbers(self, *, train: int, holdout: int, test: int) -> dict[str, int]:
+    def numbers_with_defaults(self, *, train: int, holdout: int, test: int) -> dict[str, int]:
         """How many tasks of each split: what is asked for, and these numbers where nothing is."""
         own = {"train": train, "holdout": holdout, "test": test}
         return {split: own[split] if getattr(self, split) is None else getattr(self, split) for split in SPLITS}
@@ -64,7 +64,7 @@ class Source:
         """How it is written: ``gsm8k:DIR``."""
         return f"{self.name}:{self.place}" if self.place else self.name
 
-    def numbers_for(self, split: str, n: int) -> dict[str, int | None]:
+    def numbers_for_one_split(self, split: str, n: int) -> dict[str, int | None]:
         """The numbers of a `TaskRequest` from which ``n`` tasks of one split can be chosen, and little else is made."""
         if self.is_endless:
             return {name: n if name == split else 0 for name in SPLITS}
@@ -72,7 +72,7 @@ class Source:
         return {name: n if name == split and set_apart else None for name in SPLITS}
 
 
-def choose(tasks: TaskSet, n: int | None, seed: int) -> TaskSet:
+def choose_tasks(tasks: TaskSet, n: int | None, seed: int) -> TaskSet:
     """``n`` tasks drawn by the seed, in a drawn order; all of them, in theirs, if n is None. One order of the whole set
     is cut off, so a larger number holds every task of a smaller one.
 
@@ -88,4 +88,6 @@ def choose(tasks: TaskSet, n: int | None, seed: int) -> TaskSet:
 
 def choose_all(splits: TaskSplits, request: TaskRequest) -> TaskSplits:
     """`choose` in each split, as many as the request says."""
-    return TaskSplits(*(choose(getattr(splits, split), getattr(request, split), request.seed) for split in SPLITS))
+    return TaskSplits(
+        *(choose_tasks(getattr(splits, split), getattr(request, split), request.seed) for split in SPLITS)
+    )

@@ -10,18 +10,18 @@ import signal
 import sys
 from typing import Any
 
-from rollonce.tasks.sandbox import _read, _write
+from rollonce.tasks.sandbox import _read_message, _write_message
 
 
 class _OutOfTimeError(BaseException):
     """No ``Exception``: a grader's own ``except Exception`` must not swallow the time limit."""
 
 
-def _on_alarm(signum: int, frame: Any) -> None:
+def _raise_out_of_time(signum: int, frame: Any) -> None:
     raise _OutOfTimeError
 
 
-def _finish(grader: Any, response: str, reference: str, seconds: float) -> tuple[str, Any]:
+def _grade_within_limit(grader: Any, response: str, reference: str, seconds: float) -> tuple[str, Any]:
     timed = hasattr(signal, "setitimer")  # not on Windows; there the parent's kill is the only limit
     try:
         if timed:
@@ -49,21 +49,21 @@ def main() -> None:
     os.dup2(null, 0)
     sys.stdout = sys.stderr
     if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _on_alarm)
+        signal.signal(signal.SIGALRM, _raise_out_of_time)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     load = functools.lru_cache(maxsize=512)(pickle.loads)
-    _write(answers, pickle.dumps(("ready", None)))
-    while (request := _read(requests)) is not None:
+    _write_message(answers, pickle.dumps(("ready", None)))
+    while (request := _read_message(requests)) is not None:
         packed, response, reference, seconds = pickle.loads(request)
         try:
             grader = load(packed)
             if hasattr(grader, "warm_up"):
                 grader.warm_up()
         except BaseException as error:
-            _write(answers, pickle.dumps(("unloadable", f"{type(error).__name__}: {str(error)[:200]}")))
+            _write_message(answers, pickle.dumps(("unloadable", f"{type(error).__name__}: {str(error)[:200]}")))
             continue
-        _write(answers, pickle.dumps(("loaded", None)))
-        _write(answers, pickle.dumps(_finish(grader, response, reference, seconds)))
+        _write_message(answers, pickle.dumps(("loaded", None)))
+        _write_message(answers, pickle.dumps(_grade_within_limit(grader, response, reference, seconds)))
 
 
 if __name__ == "__main__":

@@ -16,17 +16,17 @@ from rollonce.baselines.base import Baseline
 from rollonce.baselines.batch import Batch, Prediction
 from rollonce.errors import InputError
 from rollonce.testing.callables import CallableBaseline
-from rollonce.testing.samples import ODD_PROMPTS, permuted, with_rewards
-from rollonce.testing.subject import Failed, Subject, differs
+from rollonce.testing.samples import ODD_PROMPTS, permute_rollouts, replace_rewards
+from rollonce.testing.subject import Failed, Subject, first_difference
 
 
 def output(s: Subject) -> str:
     """b and advantages are float64 (B,) and finite, and only_prior_B says which rows had nothing to go by."""
-    for state, baseline in s.states():
+    for state, baseline in s.iterate_audit_states():
         for kind in (0, 1):
-            batch = s.samples.batch(kind)
-            said = _finite(baseline, batch, f"an ordinary batch {state}")
-            if (i := differs(baseline.advantages(batch), said.advantages_B)) is not None:
+            batch = s.samples.draw_rollout_batch(kind)
+            said = _predict_and_check_finite(baseline, batch, f"an ordinary batch {state}")
+            if (i := first_difference(baseline.advantages(batch), said.advantages_B)) is not None:
                 raise Failed(
                     f"advantages() and predict(...).advantages_B differ for rollout {i} {state}: trainers read what "
                     "predict returns, so scaling belongs there"
@@ -36,8 +36,8 @@ def output(s: Subject) -> str:
 
 def no_side_effects(s: Subject) -> str:
     """predict changes neither the batch, nor the baseline, nor its own next answer."""
-    for state, baseline in s.states():
-        batch = s.samples.batch()
+    for state, baseline in s.iterate_audit_states():
+        batch = s.samples.draw_rollout_batch()
         rewards, before = batch.rewards_B.copy(), json.dumps(baseline.state_dict(), default=str)
         first = baseline.predict(batch).baseline_B
         if not np.array_equal(rewards, batch.rewards_B) or (
@@ -47,11 +47,11 @@ def no_side_effects(s: Subject) -> str:
         if json.dumps(baseline.state_dict(), default=str) != before:
             raise Failed(f"predict changed the baseline's state ({state}); only fit and observe may")
         kept = first.copy()
-        baseline.predict(s.samples.batch(1))
+        baseline.predict(s.samples.draw_rollout_batch(1))
         again = baseline.predict(batch).baseline_B
         if not np.array_equal(kept, first):
             raise Failed(f"a later predict overwrote the array that an earlier one had returned ({state})")
-        if (i := differs(kept, again)) is not None:
+        if (i := first_difference(kept, again)) is not None:
             raise Failed(
                 f"the same batch gave b_{i} = {kept[i]:.6g} and then {again[i]:.6g} ({state}): "
                 "predict keeps something between calls, or draws random numbers"
@@ -61,9 +61,9 @@ def no_side_effects(s: Subject) -> str:
 
 def repeatable(s: Subject) -> str:
     """Two copies given the same stream give the same bits."""
-    past = s.past if s.remembers else []
-    one, two = s.live_through(past), s.live_through(past)
-    batch = s.samples.batch()
+    past = s.observed_batches if s.remembers_earlier_steps else []
+    one, two = s.copy_after_batches(past), s.copy_after_batches(past)
+    batch = s.samples.draw_rollout_batch()
     a, b = one.predict(batch).baseline_B, two.predict(batch).baseline_B
     if not np.array_equal(a, b):
         i = int(np.flatnonzero(a != b)[0])
@@ -73,14 +73,14 @@ def repeatable(s: Subject) -> str:
 
 def order(s: Subject) -> str:
     """Permuting the batch permutes b."""
-    for state, baseline in s.states():
+    for state, baseline in s.iterate_audit_states():
         for kind in (0, 1):
-            batch = s.samples.batch(kind)
+            batch = s.samples.draw_rollout_batch(kind)
             straight = baseline.predict(batch).baseline_B
             n = len(batch)
             for perm in (np.arange(n)[::-1], np.roll(np.arange(n), 1), s.samples.rng.permutation(n)):
-                moved = baseline.predict(permuted(batch, perm)).baseline_B
-                if (i := differs(straight[perm], moved)) is not None:
+                moved = baseline.predict(permute_rollouts(batch, perm)).baseline_B
+                if (i := first_difference(straight[perm], moved)) is not None:
                     raise Failed(
                         f"b depends on the order of the batch: rollout {perm[i]} had b = {straight[perm][i]:.6g}, and "
                         f"{moved[i]:.6g} once it was moved to place {i} ({state})"
@@ -91,19 +91,21 @@ def order(s: Subject) -> str:
 def batch_of_one(s: Subject) -> str:
     """Alone and without history there is only the prior, flagged; never the own reward."""
     tags = s.template.tags
-    one = s.samples.with_prompts(s.samples.prompts[:1]) if not tags.needs_groups else None
+    one = s.samples.batch_with_prompts(s.samples.prompts[:1]) if not tags.needs_groups else None
     if one is None:
-        full = s.samples.batch()
-        alone = permuted(full, np.array([0]))
+        full = s.samples.draw_rollout_batch()
+        alone = permute_rollouts(full, np.array([0]))
         try:
-            b = s.fresh().predict(alone).baseline_B
+            b = s.make_fresh_copy().predict(alone).baseline_B
         except InputError:
             return "a single rollout of a task is refused, since it needs groups"
         raise Failed(f"it needs groups, but gave b = {b[0]:.6g} for a single rollout of a task instead of refusing it")
     answers, flags = [], []
     for r in (0.0, 1.0, 0.37):
-        baseline = s.fresh()
-        said = _finite(baseline, with_rewards(one, np.array([r])), "a batch of one without history")
+        baseline = s.make_fresh_copy()
+        said = _predict_and_check_finite(
+            baseline, replace_rewards(one, np.array([r])), "a batch of one without history"
+        )
         answers.append(float(said.baseline_B[0]))
         flags.append(bool(said.only_prior_B[0]))
     if answers[0] != answers[1] or answers[0] != answers[2]:
@@ -111,22 +113,22 @@ def batch_of_one(s: Subject) -> str:
             f"a batch of one without history gave b = {answers[0]:.6g}, {answers[1]:.6g} and {answers[2]:.6g} for "
             "rewards 0, 1 and 0.37: there is nothing but the own reward to take that from"
         )
-    if s.is_callable:
+    if s.is_plain_function:
         return f"a batch of one gives {answers[0]:.6g} whatever its reward"
     if flags[0] and answers[0] != s.template.prior:
         raise Failed(
             f"a batch of one without history flagged its prior but gave {answers[0]:.6g}; the declared prior is "
             f"{s.template.prior:g}"
         )
-    if not flags[0] and (tags.shift_equivariant or s.is_linear):
+    if not flags[0] and (tags.shift_equivariant or s.is_linear_smoother):
         raise Failed("a batch of one without history had nothing to go by, but only_prior_B does not say so")
     return f"a batch of one without history gives {'the prior ' if flags[0] else ''}{answers[0]:g} whatever its reward"
 
 
 def empty_batch(s: Subject) -> str:
     """No rollouts, no numbers."""
-    empty = permuted(s.samples.batch(), np.zeros(0, np.int64))
-    for state, baseline in s.states():
+    empty = permute_rollouts(s.samples.draw_rollout_batch(), np.zeros(0, np.int64))
+    for state, baseline in s.iterate_audit_states():
         b = np.asarray(baseline.predict(empty).baseline_B)
         if b.shape != (0,):
             raise Failed(f"an empty batch gave an array of shape {b.shape} {state}; (0,) was expected")
@@ -137,15 +139,15 @@ def equal_rewards(s: Subject) -> str:
     """All rewards equal: finite, and that value where b moves and scales with the rewards."""
     tags = s.template.tags
     for c in (0.0, 1.0, 0.3):
-        baseline = s.fresh()
-        if s.remembers:
-            baseline = s.live_through([with_rewards(b, np.full(len(b), c)) for b in s.past])
-        batch = s.samples.batch()
-        batch = with_rewards(batch, np.full(len(batch), c))
-        said = _finite(baseline, batch, f"a batch whose rewards are all {c:g}")
+        baseline = s.make_fresh_copy()
+        if s.remembers_earlier_steps:
+            baseline = s.copy_after_batches([replace_rewards(b, np.full(len(b), c)) for b in s.observed_batches])
+        batch = s.samples.draw_rollout_batch()
+        batch = replace_rewards(batch, np.full(len(batch), c))
+        said = _predict_and_check_finite(baseline, batch, f"a batch whose rewards are all {c:g}")
         b = said.baseline_B
         expected = np.where(said.only_prior_B, b, c)
-        if tags.shift_equivariant and tags.scale_equivariant and (i := differs(b, expected)) is not None:
+        if tags.shift_equivariant and tags.scale_equivariant and (i := first_difference(b, expected)) is not None:
             raise Failed(f"all rewards were {c:g}, but b_{i} = {b[i]:.6g}")
     return "equal rewards give finite numbers" + (
         ", namely that reward" if tags.shift_equivariant and tags.scale_equivariant else ""
@@ -154,28 +156,32 @@ def equal_rewards(s: Subject) -> str:
 
 def odd_prompts(s: Subject) -> str:
     """Empty, very long, unknown and non-ASCII prompts are finite, together and as the whole batch."""
-    for state, baseline in s.states():
-        _finite(
+    for state, baseline in s.iterate_audit_states():
+        _predict_and_check_finite(
             baseline,
-            s.samples.with_prompts([*ODD_PROMPTS, *s.samples.prompts[:4]]),
+            s.samples.batch_with_prompts([*ODD_PROMPTS, *s.samples.prompts[:4]]),
             f"empty, very long and non-ASCII prompts {state}",
         )
-    _finite(s.fresh(), s.samples.with_prompts([""] * 5), "a batch of empty prompts")
-    _finite(
-        s.fresh(), s.samples.with_prompts(["zzyzx", "qwxrtl", "vbnmgh", "kjhgfd"]), "prompts that share no known word"
+    _predict_and_check_finite(s.make_fresh_copy(), s.samples.batch_with_prompts([""] * 5), "a batch of empty prompts")
+    _predict_and_check_finite(
+        s.make_fresh_copy(),
+        s.samples.batch_with_prompts(["zzyzx", "qwxrtl", "vbnmgh", "kjhgfd"]),
+        "prompts that share no known word",
     )
-    if s.remembers:
-        baseline = s.live_through([s.samples.with_prompts(ODD_PROMPTS)])
-        _finite(baseline, s.samples.batch(), "a history of empty, very long and non-ASCII prompts")
+    if s.remembers_earlier_steps:
+        baseline = s.copy_after_batches([s.samples.batch_with_prompts(ODD_PROMPTS)])
+        _predict_and_check_finite(
+            baseline, s.samples.draw_rollout_batch(), "a history of empty, very long and non-ASCII prompts"
+        )
     return "empty, very long, unknown and non-ASCII prompts give finite numbers"
 
 
 def saves(s: Subject) -> str:
     """A file, and a state put into a new object, give the same bits, now and some steps later."""
-    for state, baseline in s.states():
-        if s.remembers and state != "without history":
-            baseline.observe(s.samples.with_prompts(ODD_PROMPTS[:8]))
-        future = [s.samples.batch(kind) for kind in (0, 1, 0, 1, 1)]
+    for state, baseline in s.iterate_audit_states():
+        if s.remembers_earlier_steps and state != "without history":
+            baseline.observe(s.samples.batch_with_prompts(ODD_PROMPTS[:8]))
+        future = [s.samples.draw_rollout_batch(kind) for kind in (0, 1, 0, 1, 1)]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "baseline.json"
             baseline.save(path)
@@ -191,7 +197,7 @@ def saves(s: Subject) -> str:
             from_file.save(path)
             if path.read_text(encoding="utf-8") != text:
                 raise Failed(f"saving what was loaded gives another file ({state})")
-        from_state = type(baseline)(**_settings(baseline))
+        from_state = type(baseline)(**_copy_settings_of(baseline))
         from_state.load_state_dict(json.loads(json.dumps(baseline.state_dict())))
         for step, batch in enumerate(future):
             want = baseline.predict(batch).baseline_B
@@ -208,9 +214,9 @@ def saves(s: Subject) -> str:
 def response_length(s: Subject) -> str:
     """The lengths of responses move nothing; of a baseline that reads them, the own one does not move the own b."""
     reads, inclusive = s.template.tags.uses_lengths, s.template.tags.self_inclusive
-    for state, baseline in s.states():
+    for state, baseline in s.iterate_audit_states():
         for kind in (0, 1):
-            batch = s.samples.batch(kind)
+            batch = s.samples.draw_rollout_batch(kind)
             straight = baseline.predict(batch).baseline_B
             assert batch.response_lengths_B is not None
             for i in range(0 if reads and inclusive else len(batch)):
@@ -219,7 +225,7 @@ def response_length(s: Subject) -> str:
                     old, lengths[i] = lengths[i], length
                     moved = baseline.predict(replace(batch, response_lengths_B=lengths)).baseline_B
                     rows = np.array([i]) if reads else np.arange(len(batch))
-                    if (j := differs(straight[rows], moved[rows])) is not None:
+                    if (j := first_difference(straight[rows], moved[rows])) is not None:
                         j = int(rows[j])
                         whose = "its own baseline" if j == i else f"the baseline of rollout {j}"
                         raise Failed(
@@ -227,9 +233,13 @@ def response_length(s: Subject) -> str:
                             f"{whose} from {straight[j]:.6g} to {moved[j]:.6g} ({state})"
                         )
             if reads:
-                _finite(baseline, replace(batch, response_lengths_B=None), f"a batch without lengths {state}")
+                _predict_and_check_finite(
+                    baseline, replace(batch, response_lengths_B=None), f"a batch without lengths {state}"
+                )
                 unknown = np.full(len(batch), np.nan)
-                _finite(baseline, replace(batch, response_lengths_B=unknown), f"a batch of unknown lengths {state}")
+                _predict_and_check_finite(
+                    baseline, replace(batch, response_lengths_B=unknown), f"a batch of unknown lengths {state}"
+                )
     if reads:
         return "it includes the own length by definition" if inclusive else "no response's length moves its own b"
     return "no response's length moves any b"
@@ -238,9 +248,9 @@ def response_length(s: Subject) -> str:
 def own_log_prob(s: Subject) -> str:
     """A response's own log-probability never moves its b, directly or through anything fitted; without any it works
     too."""
-    for state, baseline in s.states():
+    for state, baseline in s.iterate_audit_states():
         for kind in (0, 1):
-            batch = s.samples.batch(kind)
+            batch = s.samples.draw_rollout_batch(kind)
             straight = baseline.predict(batch).baseline_B
             assert batch.log_probs_B is not None
             for i, old in enumerate(batch.log_probs_B):
@@ -249,21 +259,23 @@ def own_log_prob(s: Subject) -> str:
                     log_probs = batch.log_probs_B.copy()
                     log_probs[i] = new
                     moved = baseline.predict(replace(batch, log_probs_B=log_probs)).baseline_B
-                    if differs(straight[i : i + 1], moved[i : i + 1]) is not None:
+                    if first_difference(straight[i : i + 1], moved[i : i + 1]) is not None:
                         raise Failed(
                             f"the own log-probability leaks: changing rollout {i}'s from {old:.4g} to {new:.4g} moved "
                             f"its own baseline from {straight[i]:.6g} to {moved[i]:.6g} ({state})"
                         )
-            _finite(baseline, replace(batch, log_probs_B=None), f"a batch without log-probabilities {state}")
+            _predict_and_check_finite(
+                baseline, replace(batch, log_probs_B=None), f"a batch without log-probabilities {state}"
+            )
     return "no response's log-probability moves its own b"
 
 
-def _settings(baseline: Baseline) -> dict:
+def _copy_settings_of(baseline: Baseline) -> dict:
     """Its settings with fresh copies of nested components, as `from_config` would build them."""
     return {f.name: copy.deepcopy(getattr(baseline, f.name)) for f in dataclasses.fields(baseline) if f.init}  # type: ignore[arg-type]
 
 
-def _finite(baseline: Baseline, batch: Batch, what: str) -> Prediction:
+def _predict_and_check_finite(baseline: Baseline, batch: Batch, what: str) -> Prediction:
     """What it predicts, with the shapes, types and finite numbers that a trainer relies on."""
     said = baseline.predict(batch)
     if not isinstance(said, Prediction):

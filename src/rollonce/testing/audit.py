@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rollonce.errors import InputError
 from rollonce.rollouts import Tasks
 from rollonce.testing import always, promised
-from rollonce.testing.subject import Failed, Subject, prepare
+from rollonce.testing.subject import Failed, Subject, prepare_audit_subject
 
 
 class CheckResult(NamedTuple):
@@ -26,7 +26,7 @@ class CheckResult(NamedTuple):
     message: str
 
 
-def _checks(s: Subject) -> list[tuple[str, Callable[[Subject], str]]]:
+def _choose_applicable_checks(s: Subject) -> list[tuple[str, Callable[[Subject], str]]]:
     tags = s.template.tags
     chosen: list[Callable[[Subject], str]] = [
         always.output,
@@ -36,9 +36,9 @@ def _checks(s: Subject) -> list[tuple[str, Callable[[Subject], str]]]:
         always.batch_of_one,
     ]
     chosen += [always.equal_rewards, always.odd_prompts, always.response_length, always.own_log_prob]
-    if not s.is_callable:
+    if not s.is_plain_function:
         chosen += [always.empty_batch, always.saves, promised.declared, promised.history]
-    if s.is_linear:
+    if s.is_linear_smoother:
         chosen.append(promised.weights)
     if tags.leave_one_out:
         chosen.append(promised.leave_one_out)
@@ -91,9 +91,9 @@ def check_baseline(
     if isinstance(prompts, Tasks):
         columns = {c: prompts.column(c).tolist() for c in prompts.column_names} | dict(columns or {})
         prompts = prompts.prompts
-    subject = prepare(baseline, prompts, columns, seed)
+    subject = prepare_audit_subject(baseline, prompts, columns, seed)
     results = []
-    for name, check in _checks(subject):
+    for name, check in _choose_applicable_checks(subject):
         try:
             results.append(CheckResult(name, True, check(subject)))
         except Failed as e:

@@ -33,8 +33,8 @@ class CallableBaseline(FunctionBaseline):
         self.wrote_input = self.wrote_input or not np.array_equal(self._given["rewards"], batch.rewards_B)
         return prediction
 
-    def _known(self, batch: Batch) -> dict[str, Any]:
-        known = super()._known(batch)
+    def _arguments_by_name(self, batch: Batch) -> dict[str, Any]:
+        known = super()._arguments_by_name(batch)
         lengths = np.full(len(batch), 100.0) if batch.response_lengths_B is None else batch.response_lengths_B.copy()
         responses = ["word " * int(n) for n in lengths]
         known["batch"] = Batch(batch.tasks, known["rewards"], lengths, known["log_probs"])

@@ -43,11 +43,11 @@ ODD_PROMPTS = [
 ]
 
 
-def parts_of(component: Component) -> Iterator[Component]:
+def walk_component_parts(component: Component) -> Iterator[Component]:
     """A component and all that it is made of."""
     yield component
-    for child in component.children().values():
-        yield from parts_of(child)
+    for child in component.nested_components().values():
+        yield from walk_component_parts(child)
 
 
 @dataclass
@@ -69,17 +69,17 @@ class Samples:
     rng: np.random.Generator
 
     @classmethod
-    def for_baseline(
+    def draw_for_baseline(
         cls, baseline: Baseline, prompts: Sequence[str] | None, columns: Mapping[str, Sequence[Any]] | None, seed: int
     ) -> Samples:
         """Prompts as given, or made up: of the words that the baseline knows if it was fitted. Columns that it reads
         are made up too."""
         rng = np.random.default_rng(seed)
-        parts = list(parts_of(baseline))
+        parts = list(walk_component_parts(baseline))
         texts = (
             list(prompts)
             if prompts
-            else _made_up(rng, next((p for p in parts if isinstance(p, Tfidf) and p.vocabulary_), None))
+            else _make_up_prompts(rng, next((p for p in parts if isinstance(p, Tfidf) and p.vocabulary_), None))
         )
         values = {name: list(column) for name, column in (columns or {}).items()}
         at = np.arange(max(len(texts), 24)) % len(texts)  # a few prompts are used again and again
@@ -93,7 +93,7 @@ class Samples:
         ids = [known[i % len(known)] for i in range(len(texts))] if known else [f"task {i}" for i in range(len(texts))]
         return cls(texts, ids, values, baseline.tags, rng)
 
-    def tasks(self, at: Sequence[int] | IntArray) -> Tasks:
+    def tasks_at_positions(self, at: Sequence[int] | IntArray) -> Tasks:
         """The tasks at these positions, sharing nothing with earlier ones."""
         return Tasks(
             [self.prompts[i] for i in at],
@@ -101,30 +101,33 @@ class Samples:
             {c: np.asarray([v[i] for i in at]) for c, v in self.columns.items()},
         )
 
-    def all_tasks(self) -> Tasks:
+    def all_drawable_tasks(self) -> Tasks:
         """All tasks that batches are drawn from, to fit a baseline on."""
-        return self.tasks(range(len(self.prompts)))
+        return self.tasks_at_positions(range(len(self.prompts)))
 
-    def rewards(self, n: int, kind: int) -> FloatArray:
+    def draw_unequal_rewards(self, n: int, kind: int) -> FloatArray:
         """n rewards in [0, 1], not all equal: zeros and ones for even ``kind``, anything between for odd."""
         r = self.rng.random(n) if kind % 2 else (self.rng.random(n) < 0.4).astype(np.float64)
         if n > 1 and (r == r[0]).all():
             r[self.rng.integers(n)] = 1.0 - r[0]
         return r
 
-    def batch(self, kind: int = 0, n: int = 10) -> Batch:
+    def draw_rollout_batch(self, kind: int = 0, n: int = 10) -> Batch:
         """About n rollouts: of distinct tasks, or in groups of three where the baseline needs them."""
         at = self.rng.choice(len(self.prompts), size=min(n, len(self.prompts)), replace=False)
         if self.tags.needs_groups:
             at = self.rng.permutation(np.repeat(at[:4], 3))
-        rewards, lengths = self.rewards(len(at), kind), self.rng.integers(1, 400, len(at)).astype(np.float64)
-        return Batch(self.tasks(at), rewards, lengths, self.log_probs(len(at)))
+        rewards, lengths = (
+            self.draw_unequal_rewards(len(at), kind),
+            self.rng.integers(1, 400, len(at)).astype(np.float64),
+        )
+        return Batch(self.tasks_at_positions(at), rewards, lengths, self.draw_response_log_probs(len(at)))
 
-    def log_probs(self, n: int) -> FloatArray:
+    def draw_response_log_probs(self, n: int) -> FloatArray:
         """What a sampler reports of n responses, tens to hundreds of nats each."""
         return -100.0 * self.rng.random(n) ** 2
 
-    def with_prompts(self, prompts: Sequence[str], kind: int = 0) -> Batch:
+    def batch_with_prompts(self, prompts: Sequence[str], kind: int = 0) -> Batch:
         """A batch of these prompts, with ids and columns of any tasks; a group each where groups are needed."""
         repeats = 3 if self.tags.needs_groups else 1
         at = np.arange(len(prompts)) % len(self.prompts)
@@ -132,18 +135,23 @@ class Samples:
         ids = [self.task_ids[i] for i in at for _ in range(repeats)]
         texts = [p for p in prompts for _ in range(repeats)]
         n = len(texts)
-        return Batch(Tasks(texts, ids, columns), self.rewards(n, kind), np.full(n, 50.0), self.log_probs(n))
+        return Batch(
+            Tasks(texts, ids, columns),
+            self.draw_unequal_rewards(n, kind),
+            np.full(n, 50.0),
+            self.draw_response_log_probs(n),
+        )
 
-    def identical(self, n: int = 9) -> Batch:
+    def batch_of_identical_prompts(self, n: int = 9) -> Batch:
         """n rollouts of one prompt: one group where groups are needed, tasks with ids of their own otherwise."""
         at = self.rng.choice(len(self.prompts), size=n, replace=False)
         first = int(at[0])
         ids = [self.task_ids[first if self.tags.needs_groups else i] for i in at]
         columns = {c: np.asarray([v[first]] * n) for c, v in self.columns.items()}
-        return Batch(Tasks([self.prompts[first]] * n, ids, columns), self.rewards(n, 1))
+        return Batch(Tasks([self.prompts[first]] * n, ids, columns), self.draw_unequal_rewards(n, 1))
 
 
-def permuted(batch: Batch, order: IntArray) -> Batch:
+def permute_rollouts(batch: Batch, order: IntArray) -> Batch:
     """The same rollouts in another order, as tasks of their own (no cached features)."""
     columns = {c: batch.tasks.column(c)[order] for c in batch.tasks.column_names}
     prompts = batch.tasks.prompts
@@ -153,12 +161,12 @@ def permuted(batch: Batch, order: IntArray) -> Batch:
     return Batch(tasks, batch.rewards_B[order], lengths, log_probs)
 
 
-def with_rewards(batch: Batch, rewards_B: FloatArray) -> Batch:
+def replace_rewards(batch: Batch, rewards_B: FloatArray) -> Batch:
     """The same tasks with other rewards."""
     return replace(batch, rewards_B=np.asarray(rewards_B, dtype=np.float64))
 
 
-def _made_up(rng: np.random.Generator, fitted: Tfidf | None) -> list[str]:
+def _make_up_prompts(rng: np.random.Generator, fitted: Tfidf | None) -> list[str]:
     if fitted is not None:
         terms = list(fitted.vocabulary_)
         glue = " " if fitted.analyzer == "word" else ""

@@ -11,7 +11,7 @@ import importlib
 from rollonce.errors import MissingExtraError
 
 
-def need_extra() -> None:
+def check_training_extra() -> None:
     """See that what training needs is installed, before anything else is done.
 
     Raises:

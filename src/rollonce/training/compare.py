@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollonce.run_directory import INTERRUPTED, run_folder
-from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare
+from rollonce.run_directory import INTERRUPTED, path_of_run_folder
+from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare_comparison
 from rollonce.training.config import ExperimentConfig, RunConfig
-from rollonce.training.devices import Place, with_devices
+from rollonce.training.devices import Place, assign_run_devices
 
 
-def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None] | None = None) -> ComparisonOutcome:
+def compare_in_processes(
+    config: ExperimentConfig, out: Path, tell: Callable[[Progress], None] | None = None
+) -> ComparisonOutcome:
     """Run every arm with every seed that has no result yet.
 
     Args:
@@ -30,9 +32,9 @@ def compare(config: ExperimentConfig, out: Path, tell: Callable[[Progress], None
     Raises:
         InputError: a run there of another configuration, or a disk that is full.
     """
-    config, places = with_devices(config)
-    runs, waiting = prepare(config, out)
-    return _Pool(waiting, out, total=len(runs), steps=config.train.steps, places=places, tell=tell).run()
+    config, places = assign_run_devices(config)
+    runs, waiting = prepare_comparison(config, out)
+    return _Pool(waiting, out, total=len(runs), steps=config.train.steps, places=places, tell=tell).run_until_all_done()
 
 
 class _Worker:
@@ -55,20 +57,20 @@ class _Worker:
         self.buffer = b""
         self.last_words = b""
 
-    def start(self, run: RunConfig, out: Path) -> None:
+    def start_training_run(self, run: RunConfig, out: Path) -> None:
         self.run, self.step = run, 0
-        job = {"config": run.model_dump(mode="json"), "directory": str(run_folder(out, run.name, run.seed))}
+        job = {"config": run.model_dump(mode="json"), "directory": str(path_of_run_folder(out, run.name, run.seed))}
         assert self.process.stdin is not None
         self.process.stdin.write((json.dumps(job) + "\n").encode())
         self.process.stdin.flush()
 
     @property
-    def label(self) -> str:
+    def run_label(self) -> str:
         assert self.run is not None
         where = f" on {self.place.name}" if self.place.name else ""
         return f"{self.run.name} seed {self.run.seed}{where}"
 
-    def close(self) -> None:
+    def close_job_input(self) -> None:
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
 
@@ -93,10 +95,10 @@ class _Pool:
         self.interrupted = False
         self.workers: list[_Worker] = []
 
-    def run(self) -> ComparisonOutcome:
+    def run_until_all_done(self) -> ComparisonOutcome:
         with selectors.DefaultSelector() as selector:
             for _ in range(min(len(self.free), len(self.waiting))):
-                self._hire(selector)
+                self._hire_worker(selector)
             while selector.get_map():
                 try:
                     for key, _ in selector.select():
@@ -105,13 +107,13 @@ class _Pool:
                         if not data:
                             selector.unregister(key.fileobj)
                             if stream == "out":
-                                self._ended(worker)
+                                self._handle_worker_exit(worker)
                                 if self.waiting and not self.interrupted:
-                                    self._hire(selector)
+                                    self._hire_worker(selector)
                         elif stream == "err":
                             worker.last_words = (worker.last_words + data)[-4000:]
                         else:
-                            self._heard(worker, data)
+                            self._handle_worker_output(worker, data)
                 except KeyboardInterrupt:
                     if self.interrupted:
                         for worker in self.workers:
@@ -121,12 +123,12 @@ class _Pool:
                     self.interrupted = True
                     self.waiting.clear()
                     for worker in self.workers:
-                        worker.close()
+                        worker.close_job_input()
         for worker in self.workers:
             worker.process.wait()
         return ComparisonOutcome(self.done, self.errors, self.interrupted)
 
-    def _hire(self, selector: selectors.BaseSelector) -> None:
+    def _hire_worker(self, selector: selectors.BaseSelector) -> None:
         """One more process, on a free place, for the next run that waits."""
         worker = _Worker(self.free.pop(0))
         self.workers.append(worker)
@@ -134,9 +136,9 @@ class _Pool:
         assert worker.process.stderr is not None
         selector.register(worker.process.stdout, selectors.EVENT_READ, (worker, "out"))
         selector.register(worker.process.stderr, selectors.EVENT_READ, (worker, "err"))
-        worker.start(self.waiting.pop(0), self.out)
+        worker.start_training_run(self.waiting.pop(0), self.out)
 
-    def _heard(self, worker: _Worker, data: bytes) -> None:
+    def _handle_worker_output(self, worker: _Worker, data: bytes) -> None:
         worker.buffer += data
         *lines, worker.buffer = worker.buffer.split(b"\n")
         for line in lines:
@@ -144,27 +146,27 @@ class _Pool:
             if event["event"] == "step":
                 worker.step, worker.reward = event["step"], event["reward"]
             else:
-                self._finish(worker, event)
+                self._finish_run(worker, event)
         if self.tell is not None:
-            at = [f"{w.label} step {w.step}: reward {w.reward:.2f}" for w in self.workers if w.run is not None]
+            at = [f"{w.run_label} step {w.step}: reward {w.reward:.2f}" for w in self.workers if w.run is not None]
             steps = self.done * self.steps + sum(w.step for w in self.workers if w.run is not None)
             self.tell(Progress(self.done, self.total, steps, self.total * self.steps, at))
 
-    def _finish(self, worker: _Worker, event: dict[str, Any]) -> None:
+    def _finish_run(self, worker: _Worker, event: dict[str, Any]) -> None:
         run = worker.run
         assert run is not None
         if event["event"] == "error":
-            self.errors.append(f"{worker.label}: {event['message']}")
+            self.errors.append(f"{worker.run_label}: {event['message']}")
             self._skip_if_never_begun(worker, run)
         elif event["result"]["status"] != INTERRUPTED:
             self.done += 1
         worker.run = None
         if self.waiting and not self.interrupted:
-            worker.start(self.waiting.pop(0), self.out)
+            worker.start_training_run(self.waiting.pop(0), self.out)
         else:
-            worker.close()
+            worker.close_job_input()
 
-    def _ended(self, worker: _Worker) -> None:
+    def _handle_worker_exit(self, worker: _Worker) -> None:
         """A worker is gone: as told, or killed in the middle of a run. Its place is free."""
         code = worker.process.wait()
         self.free.append(worker.place)
@@ -175,7 +177,7 @@ class _Pool:
                 if code < 0
                 else f"ended with code {code}: {words[-1] if words else 'no message'}"
             )
-            self.errors.append(f"{worker.label}: its process {why}; the same command goes on from its checkpoint")
+            self.errors.append(f"{worker.run_label}: its process {why}; the same command goes on from its checkpoint")
             self._skip_if_never_begun(worker, worker.run)
             worker.run = None
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rollonce.errors import InputError
 from rollonce.files import write_json_file
-from rollonce.run_directory import CONFIG_FILE, PLAN_FILE, ArmPlan, ComparisonPlan, run_folder
+from rollonce.run_directory import CONFIG_FILE, PLAN_FILE, ArmPlan, ComparisonPlan, path_of_run_folder
 from rollonce.training.config import ExperimentConfig, RunConfig
-from rollonce.training.devices import check_device, with_devices
-from rollonce.training.files import result_of, same_config
-from rollonce.training.loading import runs_of
+from rollonce.training.devices import assign_run_devices, check_device_available
+from rollonce.training.files import ensure_same_config, read_run_result
+from rollonce.training.loading import list_comparison_runs
 
 
 class Progress(NamedTuple):
@@ -46,7 +46,7 @@ class ComparisonOutcome(NamedTuple):
     interrupted: bool
 
 
-def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -> None:
+def write_comparison_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -> None:
     """``compare.json``: the arms as they are run, what they share, and the seeds."""
     arms: dict[str, ArmPlan] = {}
     for run in runs:
@@ -68,38 +68,38 @@ def write_plan(config: ExperimentConfig, out: Path, runs: Sequence[RunConfig]) -
     write_json_file(out / PLAN_FILE, plan, make_parents=True)
 
 
-def prepare(config: ExperimentConfig, out: Path) -> tuple[list[RunConfig], list[RunConfig]]:
+def prepare_comparison(config: ExperimentConfig, out: Path) -> tuple[list[RunConfig], list[RunConfig]]:
     """All runs, and those that have no result yet; ``compare.json`` is written.
 
     Raises:
         InputError: a run there of another configuration, or a disk that is full.
     """
-    runs = runs_of(config)
+    runs = list_comparison_runs(config)
     for run in runs:
-        directory = run_folder(out, run.name, run.seed)
+        directory = path_of_run_folder(out, run.name, run.seed)
         if (directory / CONFIG_FILE).exists():
-            same_config(run, directory)
-    write_plan(config, out, runs)
-    return runs, [run for run in runs if result_of(run_folder(out, run.name, run.seed)) is None]
+            ensure_same_config(run, directory)
+    write_comparison_plan(config, out, runs)
+    return runs, [run for run in runs if read_run_result(path_of_run_folder(out, run.name, run.seed)) is None]
 
 
-def check_start(config: ExperimentConfig, *, runs_here: bool = True) -> None:
+def check_comparison_start(config: ExperimentConfig, *, runs_here: bool = True) -> None:
     """Find out what no run could do, before anything starts; ``runs_here`` with the devices of this machine.
 
     Raises:
         InputError: tasks, policy or a baseline that cannot be had.
     """
     from rollonce.training.arms import ORACLE, TOKEN_BASELINES
-    from rollonce.training.arms.baseline import make_baseline
-    from rollonce.training.engines import check_engine
-    from rollonce.training.rolling import tasks_of
+    from rollonce.training.arms.baseline import make_arm_baseline
+    from rollonce.training.engines import check_engine_can_run
+    from rollonce.training.rolling import load_configured_tasks
 
     if runs_here and config.policy.engine != "tinker":
-        with_devices(config)
-        check_device(config.policy.device)
-    for run in runs_of(config):
-        check_engine(run)
-    splits = tasks_of(config.tasks)
+        assign_run_devices(config)
+        check_device_available(config.policy.device)
+    for run in list_comparison_runs(config):
+        check_engine_can_run(run)
+    splits = load_configured_tasks(config.tasks)
     for name, arm in config.arms.items():
         distinct = (arm.rollouts or config.train.rollouts) // arm.group_size
         if distinct > len(splits.train):
@@ -107,6 +107,6 @@ def check_start(config: ExperimentConfig, *, runs_here: bool = True) -> None:
         if arm.critic is not None or arm.baseline in (ORACLE, *TOKEN_BASELINES):
             continue
         try:
-            make_baseline(arm, splits.train.as_tasks())
+            make_arm_baseline(arm, splits.train.as_feature_tasks())
         except InputError as error:
             raise InputError(f"arm {name!r}: {error}") from None

@@ -77,7 +77,7 @@ class PolicyConfig(Section):
     reduction: Literal["sum", "sequence_mean"] = "sum"
 
     @model_validator(mode="after")
-    def _of_the_engine(self) -> PolicyConfig:
+    def _check_engine_settings(self) -> PolicyConfig:
         elsewhere = LOCAL_ONLY if self.engine == "tinker" else SERVICE_ONLY
         if odd := [
             k
@@ -144,7 +144,7 @@ class LossConfig(Section):
     epochs: Count = 1
 
     @model_validator(mode="after")
-    def _sides(self) -> LossConfig:
+    def _check_clip_sides(self) -> LossConfig:
         if self.clip_high is not None and self.clip is None:
             raise ValueError("clip_high is the upper side of clip: give clip too")
         return self
@@ -272,7 +272,7 @@ class ArmConfig(Section):
     loss: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> ArmConfig:
+    def _check_arm_settings(self) -> ArmConfig:
         if (self.baseline is None) == (self.critic is None):
             raise ValueError("an arm has a baseline or a critic table, and not both")
         if self.learning_rate is not None and self.learning_rates:
@@ -307,14 +307,14 @@ class CompareConfig(Section):
 
     @field_validator("devices")
     @classmethod
-    def _named(cls, devices: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+    def _check_device_names(cls, devices: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
         if devices == ():
             raise ValueError('devices must name at least one, as in ["cuda:0"], or be "auto"')
         return devices
 
     @field_validator("seeds")
     @classmethod
-    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if not seeds or len(set(seeds)) < len(seeds):
             raise ValueError("seeds must be different from each other, and at least one")
         return seeds
@@ -345,7 +345,7 @@ class ExperimentConfig(Section):
     arms: dict[str, ArmConfig]
 
     @model_validator(mode="after")
-    def _arms(self) -> ExperimentConfig:
+    def _check_arms_and_devices(self) -> ExperimentConfig:
         if not self.arms:
             raise ValueError("there is no arm: add a table like [arms.flashreinforce] with baseline = 'flashreinforce'")
         for name, arm in self.arms.items():

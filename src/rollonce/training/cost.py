@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rollonce.files import write_json_file
 from rollonce.tasks import TaskSplits
 from rollonce.training.config import ExperimentConfig, RunConfig
-from rollonce.training.loading import runs_of
+from rollonce.training.loading import list_comparison_runs
 
 COST_FILE = "cost.json"
 _MEASURED_ROWS = 32  # answers to held-out tasks
@@ -69,43 +69,43 @@ class ComparisonCost(NamedTuple):
     how: str
 
 
-def measure_steps(config: ExperimentConfig, tell: Callable[[str], None] | None = None) -> dict[str, StepCost]:
+def measure_step_costs(config: ExperimentConfig, tell: Callable[[str], None] | None = None) -> dict[str, StepCost]:
     """Two steps of each arm, of which the second counts, and some held-out answers; nothing is written.
 
     Raises:
         InputError: what cannot be run, with the arm's name.
     """
-    from rollonce.training.learners import make_learner
-    from rollonce.training.rolling import tasks_of
+    from rollonce.training.learners import make_configured_learner
+    from rollonce.training.rolling import load_configured_tasks
 
-    splits = tasks_of(config.tasks)
+    splits = load_configured_tasks(config.tasks)
     costs: dict[str, StepCost] = {}
     for run in _one_run_per_arm(config):
         if tell is not None:
             tell(run.name)
-        _reset_memory()
-        learner = make_learner(run)
+        _reset_peak_memory()
+        learner = make_configured_learner(run)
         try:
-            costs[run.name.partition("@")[0]] = _measured(run, splits, learner)
+            costs[run.name.partition("@")[0]] = _measure_step_of_run(run, splits, learner)
         finally:
             learner.close()
     return costs
 
 
-def _measured(run: RunConfig, splits: TaskSplits, learner: Any) -> StepCost:
-    from rollonce.training.arms.make import make_arm
+def _measure_step_of_run(run: RunConfig, splits: TaskSplits, learner: Any) -> StepCost:
+    from rollonce.training.arms.make import make_configured_arm
     from rollonce.training.evaluation import evaluate_items
-    from rollonce.training.loop import RunUnderWay, settle, take_step
+    from rollonce.training.loop import RunUnderWay, count_step_or_end_run, take_training_step
     from rollonce.training.shadow import Shadow
 
-    shadow = Shadow(run.train.shadow, splits.train.as_tasks())
-    under_way = RunUnderWay(run, Path(), splits, learner, make_arm(run, learner, splits.train), shadow)
+    shadow = Shadow(run.train.shadow, splits.train.as_feature_tasks())
+    under_way = RunUnderWay(run, Path(), splits, learner, make_configured_arm(run, learner, splits.train), shadow)
     seconds = tokens = 0.0
     for _ in range(min(2, run.train.steps)):
         start = time.perf_counter()
-        taken = take_step(under_way)
+        taken = take_training_step(under_way)
         seconds, tokens = time.perf_counter() - start, float(taken.record["tokens"])
-        settle(under_way, taken)
+        count_step_or_end_run(under_way, taken)
     held_out = list(splits.holdout or splits.test)[:_MEASURED_ROWS]
     start = time.perf_counter()
     answers = list(evaluate_items(learner, held_out, run, split="holdout", mode="sampled", repeats=1, step=0))
@@ -115,11 +115,13 @@ def _measured(run: RunConfig, splits: TaskSplits, learner: Any) -> StepCost:
         tokens=tokens,
         seconds_per_answer=(time.perf_counter() - start) / n,
         tokens_per_answer=sum(a["tokens"] for a in answers) / n,
-        memory=_memory(),
+        memory=_peak_memory_in_use(),
     )
 
 
-def given_steps(config: ExperimentConfig, tokens_per_second: float, response_tokens: float) -> dict[str, StepCost]:
+def step_costs_from_throughput(
+    config: ExperimentConfig, tokens_per_second: float, response_tokens: float
+) -> dict[str, StepCost]:
     """Each arm's step at a throughput that is known: response tokens per second of one device, over sampling, grading
     and update together."""
     tokens = config.train.rollouts * response_tokens
@@ -127,7 +129,7 @@ def given_steps(config: ExperimentConfig, tokens_per_second: float, response_tok
     return {run.name.partition("@")[0]: step for run in _one_run_per_arm(config)}
 
 
-def estimate(
+def estimate_comparison_cost(
     config: ExperimentConfig, splits: TaskSplits, steps: dict[str, StepCost], *, places: int, how: str
 ) -> ComparisonCost:
     """The cost of all runs, from that of a step of each arm.
@@ -140,11 +142,14 @@ def estimate(
         how: See `ComparisonCost`.
     """
     arms: dict[str, ArmCost] = {}
-    all_runs = runs_of(config)
+    all_runs = list_comparison_runs(config)
     for run in all_runs:
         base = run.name.partition("@")[0]
         old = arms.get(base, ArmCost(base, 0, 0, 0.0, 0.0, None))
-        rollouts, answers = run.train.steps * run.train.rollouts, answers_of(run, len(splits.holdout), len(splits.test))
+        rollouts, answers = (
+            run.train.steps * run.train.rollouts,
+            count_evaluation_answers(run, len(splits.holdout), len(splits.test)),
+        )
         step = steps.get(base)
         tokens = 0.0 if step is None else run.train.steps * step.tokens + answers * step.tokens_per_answer
         hours = None
@@ -162,7 +167,7 @@ def estimate(
     return ComparisonCost(list(arms.values()), at_once, hours, mean, how)
 
 
-def answers_of(run: RunConfig, n_holdout: int, n_test: int) -> int:
+def count_evaluation_answers(run: RunConfig, n_holdout: int, n_test: int) -> int:
     """Answers to held-out tasks in a run: before it, on the way, and at its end."""
     settings, steps = run.evaluation, run.train.steps
     on_the_way = (steps - 1) // settings.every if settings.every else 0
@@ -186,7 +191,7 @@ class Pace:
         except (OSError, ValueError):
             return  # not checked before, or not with this version
 
-    def sentence(self, steps_done: int) -> str:
+    def sentence_when_due(self, steps_done: int) -> str:
         """What to say once, when the time has come; else nothing. ``steps_done``: of all runs."""
         if self.first < 0:
             self.first = steps_done
@@ -204,19 +209,19 @@ class Pace:
         )
 
 
-def save_cost(cost: ComparisonCost, out: Path) -> None:
+def save_comparison_cost(cost: ComparisonCost, out: Path) -> None:
     """Leave the figures for `Pace`."""
     write_json_file(out / COST_FILE, cost, make_parents=True)
 
 
 def _one_run_per_arm(config: ExperimentConfig) -> list[RunConfig]:
     first: dict[str, RunConfig] = {}
-    for run in runs_of(config):
+    for run in list_comparison_runs(config):
         first.setdefault(run.name.partition("@")[0], run)
     return list(first.values())
 
 
-def _reset_memory() -> None:
+def _reset_peak_memory() -> None:
     import torch
 
     gc.collect()
@@ -225,7 +230,7 @@ def _reset_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _memory() -> int:
+def _peak_memory_in_use() -> int:
     """Largest number of bytes that were in use: of the GPU, else of this process."""
     import torch
 

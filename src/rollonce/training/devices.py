@@ -28,7 +28,7 @@ class Place(NamedTuple):
     environment: Mapping[str, str]
 
 
-def with_devices(config: ExperimentConfig) -> tuple[ExperimentConfig, list[Place]]:
+def assign_run_devices(config: ExperimentConfig) -> tuple[ExperimentConfig, list[Place]]:
     """The configuration with the kind of device that its runs will see, and the places for them.
 
     Without ``compare.devices``: all runs on ``policy.device``, ``compare.processes`` at once (default: one per core).
@@ -39,19 +39,19 @@ def with_devices(config: ExperimentConfig) -> tuple[ExperimentConfig, list[Place
     settings = config.compare
     if settings.devices is None:
         return config, [Place("", {})] * (settings.processes or os.cpu_count() or 1)
-    names = _found() if settings.devices == "auto" else list(settings.devices)
+    names = _find_local_devices() if settings.devices == "auto" else list(settings.devices)
     kinds = {name.partition(":")[0] for name in names}
     if len(kinds) > 1:
         raise InputError(
             f"compare.devices must be of one kind, so that runs can be compared; {', '.join(names)} are of {len(kinds)}"
         )
     for name in names:
-        check_device(name, "compare.devices")
+        check_device_available(name, "compare.devices")
     kind = kinds.pop()
     if kind == "cpu" and settings.devices == "auto":
         places = [Place("cpu", {})] * (settings.processes or os.cpu_count() or 1)
     else:
-        places = [Place(name, _environment(name)) for name in names]
+        places = [Place(name, _device_environment(name)) for name in names]
     if settings.processes is not None and settings.processes > len(places):
         raise InputError(
             f"compare.processes is {settings.processes}, but compare.devices has {len(places)}: each device takes one "
@@ -61,7 +61,7 @@ def with_devices(config: ExperimentConfig) -> tuple[ExperimentConfig, list[Place
     return config.model_copy(update={"policy": policy}), places[: settings.processes]
 
 
-def _found() -> list[str]:
+def _find_local_devices() -> list[str]:
     """Every GPU that torch sees here; else Apple's; else the CPU."""
     import torch
 
@@ -70,7 +70,7 @@ def _found() -> list[str]:
     return ["mps"] if torch.backends.mps.is_available() else ["cpu"]
 
 
-def _environment(name: str) -> dict[str, str]:
+def _device_environment(name: str) -> dict[str, str]:
     kind, _, index = name.partition(":")
     if kind != "cuda":
         return {}
@@ -79,7 +79,7 @@ def _environment(name: str) -> dict[str, str]:
     return {_VISIBLE: visible[int(index or 0)] if visible else index or "0"}
 
 
-def check_device(name: str, setting: str = "policy.device") -> None:
+def check_device_available(name: str, setting: str = "policy.device") -> None:
     """See that torch knows a device and that it is here; ``setting`` is what named it.
 
     Raises:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rollonce.files import plain_json, write_json_file, write_whole_file
+from rollonce.files import convert_to_plain_json, write_json_file, write_whole_file
 from rollonce.run_directory import RESULT_FILE, EvaluationRecord, RunResult, evaluation_file
 from rollonce.tasks import Task, TaskSet, grade
 from rollonce.training.config import EvaluationConfig, RunConfig
@@ -16,7 +16,7 @@ from rollonce.training.learners.base import Learner
 _HOLDOUT, _TEST = 1, 2  # seeds of the evaluations' streams
 
 
-def family_of(task: Task) -> str:
+def family_and_level(task: Task) -> str:
     """The declared family, with the level where there is one; empty where neither is declared."""
     family, level = str(task.columns.get("family", "") or ""), str(task.columns.get("level", "") or "")
     return f"{family}/{level}" if family and level else family or level
@@ -37,7 +37,7 @@ def evaluate_items(
     for repeat in range(repeats if mode == "sampled" else 1):
         for start in range(0, len(tasks), rows):
             asked = list(tasks[start : start + rows])
-            samples = learner.sample(
+            samples = learner.sample_rollouts(
                 [t.prompt for t in asked],
                 max_new_tokens=learner.max_new_tokens,
                 temperature=config.train.temperature if mode == "sampled" else 0.0,
@@ -49,7 +49,7 @@ def evaluate_items(
             for k, task in enumerate(asked):
                 yield {
                     "task_id": task.id,
-                    "family": family_of(task),
+                    "family": family_and_level(task),
                     "split": split,
                     "mode": mode,
                     "repeat": repeat,
@@ -60,7 +60,7 @@ def evaluate_items(
                 }
 
 
-def evaluate(
+def evaluate_learner(
     learner: Learner, holdout: TaskSet, test: TaskSet, config: RunConfig, *, step: int, final: bool
 ) -> list[EvaluationRecord]:
     """The hold-out, sampled; and, before and after training (``final``), the test tasks, sampled and greedily."""
@@ -81,21 +81,25 @@ def evaluate(
 
 def write_evaluation(directory: Path, step: int, records: Sequence[EvaluationRecord]) -> None:
     """All records of one evaluation, whole or not at all."""
-    lines = "".join(json.dumps(plain_json(r), ensure_ascii=False) + "\n" for r in records)
+    lines = "".join(json.dumps(convert_to_plain_json(r), ensure_ascii=False) + "\n" for r in records)
     write_whole_file(evaluation_file(directory, step), lines, make_parents=True, if_it_fails=GOES_ON)
 
 
-def mean_reward(records: Sequence[EvaluationRecord], split: str, mode: str = "sampled") -> float | None:
+def mean_reward_of_split(records: Sequence[EvaluationRecord], split: str, mode: str = "sampled") -> float | None:
     """Mean over the records of a split and mode, or None."""
     rewards = [r["reward"] for r in records if r["split"] == split and r["mode"] == mode]
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def write_result(
+def write_run_result(
     directory: Path, status: str, message: str, step: int, records: Sequence[EvaluationRecord]
 ) -> RunResult:
     """How a run ended, with the means of its last evaluation."""
-    means = (mean_reward(records, "holdout"), mean_reward(records, "test"), mean_reward(records, "test", "greedy"))
+    means = (
+        mean_reward_of_split(records, "holdout"),
+        mean_reward_of_split(records, "test"),
+        mean_reward_of_split(records, "test", "greedy"),
+    )
     result = RunResult(status, message, step, *means)
     write_json_file(directory / RESULT_FILE, result, if_it_fails=GOES_ON)
     return result

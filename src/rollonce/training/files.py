@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from pydantic import BaseModel, ValidationError
 
 from rollonce.errors import InputError
-from rollonce.files import cannot_write, plain_json, write_json_file, write_whole_file
+from rollonce.files import convert_to_plain_json, make_write_error, write_json_file, write_whole_file
 from rollonce.run_directory import CHECKPOINT_FILE, CONFIG_FILE, RESULT_FILE, RunResult
 
 LEASE_SECONDS = 60.0
@@ -48,11 +48,11 @@ def write_directory(path: Path, write: Callable[[Path], object]) -> None:
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
-            raise cannot_write(path, error, GOES_ON) from error
+            raise make_write_error(path, error, GOES_ON) from error
         if type(error).__name__ == "SafetensorError":  # the system's error comes as its text alone
             known = re.search(r"os error (\d+)", str(error))
             system_error = OSError(int(known[1]) if known else errno.EIO, str(error))
-            raise cannot_write(path, system_error, GOES_ON) from error
+            raise make_write_error(path, system_error, GOES_ON) from error
         raise
 
 
@@ -81,23 +81,23 @@ class JsonLines:
             self._file = open(path, "ab")  # noqa: SIM115
             self._file.truncate(kept)
         except OSError as error:
-            raise cannot_write(path, error, GOES_ON) from error
+            raise make_write_error(path, error, GOES_ON) from error
 
-    def write(self, *records: Mapping[str, Any]) -> None:
-        lines = "".join(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
+    def append_records(self, *records: Mapping[str, Any]) -> None:
+        lines = "".join(json.dumps(convert_to_plain_json(record), ensure_ascii=False) + "\n" for record in records)
         try:
             self._file.write(lines.encode("utf-8", "backslashreplace"))
             self._file.flush()
         except OSError as error:
-            raise cannot_write(self.path, error, GOES_ON) from error
+            raise make_write_error(self.path, error, GOES_ON) from error
 
-    def close(self) -> None:
+    def close_log_file(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, patience: float = 0.0) -> Iterator[None]:
+def lock_run_directory(directory: Path, *, patience: float = 0.0) -> Iterator[None]:
     """Only one process may write to a run's directory. On one computer the lock goes with the process, however it ends.
     Another computer, on a directory that both see, is let in when the lock was not renewed for `LEASE_SECONDS`: file
     systems of a network do not always lock.
@@ -114,17 +114,17 @@ def locked(directory: Path, *, patience: float = 0.0) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = open(path, "a+")  # noqa: SIM115
     except OSError as error:
-        raise cannot_write(directory, error) from error
+        raise make_write_error(directory, error) from error
     with handle:
-        while (refusal := _refusal(handle, path)) is not None:
+        while (refusal := _acquire_lock_or_reason(handle, path)) is not None:
             if time.monotonic() >= deadline:
                 raise InputError(refusal, file=directory)
             time.sleep(1.0)
         handle.truncate(0)
-        handle.write(_this_computer())
+        handle.write(_identify_computer())
         handle.flush()
         over = threading.Event()
-        threading.Thread(target=_renew, args=(path, over), daemon=True).start()
+        threading.Thread(target=_keep_lock_renewed, args=(path, over), daemon=True).start()
         try:
             yield
         finally:
@@ -132,7 +132,7 @@ def locked(directory: Path, *, patience: float = 0.0) -> Iterator[None]:
             handle.truncate(0)
 
 
-def _refusal(handle: TextIO, lock: Path) -> str | None:
+def _acquire_lock_or_reason(handle: TextIO, lock: Path) -> str | None:
     """Why the lock cannot be had; None, with the lock held, where it can."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +141,7 @@ def _refusal(handle: TextIO, lock: Path) -> str | None:
     handle.seek(0)
     owner = handle.read()
     left = LEASE_SECONDS - _seconds_since_renewal(lock)
-    if owner in ("", _this_computer()) or left <= 0:
+    if owner in ("", _identify_computer()) or left <= 0:
         return None
     fcntl.flock(handle, fcntl.LOCK_UN)
     return (
@@ -150,19 +150,19 @@ def _refusal(handle: TextIO, lock: Path) -> str | None:
     )
 
 
-def _this_computer() -> str:
+def _identify_computer() -> str:
     """Its name, and which boot of it where the system says: names are not always different."""
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='utf-8').strip()}"
     return socket.gethostname()
 
 
-def _renew(lock: Path, over: threading.Event) -> None:
+def _keep_lock_renewed(lock: Path, over: threading.Event) -> None:
     """Show signs of life. Where another computer has taken the run over (this one slept, or was cut off), end before
     two write to it."""
     while not over.wait(LEASE_SECONDS / 6):
         with contextlib.suppress(OSError):
-            if lock.read_text(encoding="utf-8") not in ("", _this_computer()):
+            if lock.read_text(encoding="utf-8") not in ("", _identify_computer()):
                 os.write(2, f"{lock.parent}: another computer has taken this run over; this process ends\n".encode())
                 os._exit(1)
             os.utime(lock)
@@ -205,7 +205,7 @@ def load_checkpoint(directory: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def same_config(config: BaseModel, directory: Path) -> None:
+def ensure_same_config(config: BaseModel, directory: Path) -> None:
     """Write ``config.json``, or see that what is there is the same; settings that a later version added count as left
     at their defaults.
 
@@ -224,24 +224,24 @@ def same_config(config: BaseModel, directory: Path) -> None:
     with contextlib.suppress(ValidationError):
         theirs = type(config).model_validate(theirs).model_dump(mode="json")
     if theirs != mine:
-        odd = "; ".join(_differences(theirs, mine)) or "its keys"
+        odd = "; ".join(_list_differences(theirs, mine)) or "its keys"
         raise InputError(
             f"holds a run of another configuration ({odd}); choose another directory, or remove this one",
             file=directory,
         )
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+def _list_differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             d
             for k in sorted(old.keys() | new.keys())
-            for d in _differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)
+            for d in _list_differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)
         ]
     return [] if old == new else [f"{path} was {old!r} and is {new!r}"]
 
 
-def result_of(directory: Path) -> RunResult | None:
+def read_run_result(directory: Path) -> RunResult | None:
     """How a run ended; None if it has not."""
     path = directory / RESULT_FILE
     try:
@@ -254,7 +254,7 @@ def result_of(directory: Path) -> RunResult | None:
 
 
 @contextlib.contextmanager
-def stopping(event: threading.Event | None) -> Iterator[threading.Event]:
+def stop_on_signals(event: threading.Event | None) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set, while inside, in the main thread; elsewhere the given one alone. The first
     Ctrl-C says what happens now, the second ends the process at once."""
     flag = event or threading.Event()
@@ -262,13 +262,13 @@ def stopping(event: threading.Event | None) -> Iterator[threading.Event]:
         yield flag
         return
 
-    def stop(number: int, _: object) -> None:
+    def request_stop(number: int, _: object) -> None:
         flag.set()
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.write(2, b"\nstopping after the step that is running; Ctrl-C again ends it at once\n")
 
-    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, request_stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield flag
     finally:

@@ -8,10 +8,10 @@ from typing import Any
 
 from rollonce.errors import InputError
 from rollonce.training.config import ExperimentConfig, LossConfig, RunConfig
-from rollonce.training.sections import validated
+from rollonce.training.sections import validate_section
 
 
-def load_config(path: str | Path) -> ExperimentConfig:
+def load_experiment_config(path: str | Path) -> ExperimentConfig:
     """Read a TOML file. Relative paths to baselines and tasks in it are from the file's own directory.
 
     Raises:
@@ -26,10 +26,10 @@ def load_config(path: str | Path) -> ExperimentConfig:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"not TOML: {error}", file=path) from None
-    return validated(ExperimentConfig, _absolute(data, path.parent), path)
+    return validate_section(ExperimentConfig, _make_paths_absolute(data, path.parent), path)
 
 
-def _absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
+def _make_paths_absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
     """Paths made independent of where the command is called from, since the resolved copy lies elsewhere."""
     for arm in (data.get("arms") or {}).values() if isinstance(data.get("arms"), dict) else ():
         if isinstance(arm, dict) and str(arm.get("baseline", "")).endswith(".json"):
@@ -45,14 +45,14 @@ def _absolute(data: dict[str, Any], base: Path) -> dict[str, Any]:
     return data
 
 
-def runs_of(config: ExperimentConfig) -> list[RunConfig]:
+def list_comparison_runs(config: ExperimentConfig) -> list[RunConfig]:
     """Every run of a comparison: seeds outermost, so that an interrupted one has all arms alike; a grid gives arms
     ``NAME@RATE``."""
     shared = {k: getattr(config, k) for k in ("policy", "tasks", "evaluation", "track")}
     out = []
     for seed in config.compare.seeds:
         for name, arm in config.arms.items():
-            loss = validated(LossConfig, {**config.loss.model_dump(), **arm.loss}, f"arm {name!r}, loss")
+            loss = validate_section(LossConfig, {**config.loss.model_dump(), **arm.loss}, f"arm {name!r}, loss")
             train = config.train.model_copy(update={"rollouts": arm.rollouts or config.train.rollouts})
             for rate in arm.learning_rates or (arm.learning_rate,):
                 label = f"{name}@{rate:g}" if arm.learning_rates else name

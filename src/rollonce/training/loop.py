@@ -39,21 +39,27 @@ from rollonce.run_directory import (
 )
 from rollonce.tasks import TaskSplits
 from rollonce.training.arms.base import Arm
-from rollonce.training.arms.make import make_arm
+from rollonce.training.arms.make import make_configured_arm
 from rollonce.training.config import RunConfig
-from rollonce.training.evaluation import evaluate, write_evaluation, write_result
+from rollonce.training.evaluation import evaluate_learner, write_evaluation, write_run_result
 from rollonce.training.files import (
+    ensure_same_config,
     load_checkpoint,
-    locked,
-    result_of,
-    same_config,
+    lock_run_directory,
+    read_run_result,
     save_checkpoint,
-    stopping,
+    stop_on_signals,
     write_directory,
 )
-from rollonce.training.learners import Learner, make_learner
+from rollonce.training.learners import Learner, make_configured_learner
 from rollonce.training.metrics import Stopwatch, advantage_figures
-from rollonce.training.rolling import roll, rollout_records, step_tasks, tasks_of, view
+from rollonce.training.rolling import (
+    build_feature_tasks,
+    choose_step_tasks,
+    load_configured_tasks,
+    rollout_records,
+    sample_and_grade,
+)
 from rollonce.training.run_log import RunLog
 from rollonce.training.shadow import Shadow
 
@@ -78,7 +84,7 @@ class RunUnderWay:
     on_checkpoint: Callable[[Path], None] | None = None
 
     @property
-    def goes_on(self) -> bool:
+    def has_steps_left(self) -> bool:
         """Whether there is another step to make."""
         return self.status == DONE and self.steps_done < self.config.train.steps
 
@@ -95,7 +101,7 @@ class StepTaken(NamedTuple):
     baseline_B: FloatArray
 
 
-def train(
+def train_with_own_loop(
     config: RunConfig,
     directory: Path,
     *,
@@ -126,27 +132,27 @@ def train(
     Raises:
         InputError: what cannot be run, another run in that directory, or a disk that is full.
     """
-    with locked(directory, patience=patience), stopping(stop) as stopped:
-        same_config(config, directory)
-        if (ended := result_of(directory)) is not None:
+    with lock_run_directory(directory, patience=patience), stop_on_signals(stop) as stopped:
+        ensure_same_config(config, directory)
+        if (ended := read_run_result(directory)) is not None:
             return ended
-        run = set_up(config, directory, splits, learner, start_evaluation)
+        run = set_up_training_run(config, directory, splits, learner, start_evaluation)
         run.on_checkpoint = on_checkpoint
         with RunLog(config, directory, run.steps_done, keep_until=run.steps_done + (run.status == NOT_FINITE)) as log:
-            while run.goes_on:
-                taken = take_step(run)
-                log.write(taken.record, taken.rollouts)
+            while run.has_steps_left:
+                taken = take_training_step(run)
+                log.write_step_and_rollouts(taken.record, taken.rollouts)
                 if on_batch is not None:
                     on_batch(taken.record["step"], taken.batch, taken.advantages_B, taken.baseline_B)
                 if on_step is not None:
                     on_step(taken.record)
-                settle(run, taken)
-                if run.goes_on:
-                    between_steps(run, stopped)
-        return finish(run)
+                count_step_or_end_run(run, taken)
+                if run.has_steps_left:
+                    evaluate_and_checkpoint(run, stopped)
+        return finish_training_run(run)
 
 
-def set_up(
+def set_up_training_run(
     config: RunConfig,
     directory: Path,
     splits: TaskSplits | None,
@@ -154,45 +160,49 @@ def set_up(
     start_evaluation: Callable[[Evaluate], list[EvaluationRecord]] | None,
 ) -> RunUnderWay:
     """Tasks, policy and arm: as the last checkpoint left them, or new, with the start policy's evaluation written."""
-    splits = splits or tasks_of(config.tasks)
-    learner = learner or make_learner(config)
-    arm = make_arm(config, learner, splits.train)
-    shadow = Shadow(config.train.shadow, splits.train.as_tasks())
+    splits = splits or load_configured_tasks(config.tasks)
+    learner = learner or make_configured_learner(config)
+    arm = make_configured_arm(config, learner, splits.train)
+    shadow = Shadow(config.train.shadow, splits.train.as_feature_tasks())
     run = RunUnderWay(config, directory, splits, learner, arm, shadow)
     if (state := load_checkpoint(directory)) is not None:
         learner.load_state_dict(state["learner"])
-        arm.load_state(state["arm"])
-        shadow.load_state(state["shadow"])
+        arm.restore_checkpoint_state(state["arm"])
+        shadow.restore_checkpoint_state(state["shadow"])
         run.steps_done, run.strange_steps = state["step"], state["strange"]
         run.status, run.message = state["status"], state["message"]
         return run
 
-    def evaluate_start() -> list[EvaluationRecord]:
-        return evaluate(learner, splits.holdout, splits.test, config, step=0, final=True)
+    def evaluate_start_policy() -> list[EvaluationRecord]:
+        return evaluate_learner(learner, splits.holdout, splits.test, config, step=0, final=True)
 
-    write_evaluation(directory, 0, evaluate_start() if start_evaluation is None else start_evaluation(evaluate_start))
+    write_evaluation(
+        directory, 0, evaluate_start_policy() if start_evaluation is None else start_evaluation(evaluate_start_policy)
+    )
     return run
 
 
-def take_step(run: RunUnderWay) -> StepTaken:
+def take_training_step(run: RunUnderWay) -> StepTaken:
     """Sample and grade the next step's rollouts, let the arm judge them, move the policy, let the arm learn."""
     config, learner, arm, step = run.config, run.learner, run.arm, run.steps_done + 1
     watch = Stopwatch()
-    arm.before(step)
-    distinct = step_tasks(run.splits.train, config.tasks_per_step, step, config.seed)
+    arm.prepare_for_step(step)
+    distinct = choose_step_tasks(run.splits.train, config.tasks_per_step, step, config.seed)
     tasks = [task for task in distinct for _ in range(config.arm.group_size)]
-    rolled = roll(learner, tasks, config, [config.seed, _STREAM, step], watch)
+    rolled = sample_and_grade(learner, tasks, config, [config.seed, _STREAM, step], watch)
     rewards_B, samples, grades = rolled
-    batch = Batch(view(tasks), rewards_B, samples.lengths_B.double().numpy(), rolled.log_prob_B)
-    with watch.part(arm.part):
-        judged = arm.advantages(batch, samples)
+    batch = Batch(build_feature_tasks(tasks), rewards_B, samples.lengths_B.double().numpy(), rolled.log_prob_B)
+    with watch.time_step_part(arm.part):
+        judged = arm.advantages_of_step(batch, samples)
     # Before the batch joins the history:
-    self_weight_max = arm.self_weight_max(batch) if config.train.audit_weights else None
-    with watch.part("update"):
+    self_weight_max = arm.largest_self_weight(batch) if config.train.audit_weights else None
+    with watch.time_step_part("update"):
         measure_kl = config.train.kl_every > 0 and (step == 1 or step % config.train.kl_every == 0)
-        update = learner.update(samples, judged.advantages, measure_kl=measure_kl, move=arm.policy_moves(step))
-    with watch.part(arm.part):
-        critic_loss = arm.learn(batch, samples, judged) if update.is_finite else None
+        update = learner.update_policy(
+            samples, judged.advantages, measure_kl=measure_kl, move=arm.moves_policy_at_step(step)
+        )
+    with watch.time_step_part(arm.part):
+        critic_loss = arm.learn_from_step(batch, samples, judged) if update.is_finite else None
     baseline_B = judged.baseline_B
     advantages_B = judged.advantages if judged.advantages.ndim == 1 else rewards_B - baseline_B
     record: StepRecord = {
@@ -200,7 +210,7 @@ def take_step(run: RunUnderWay) -> StepTaken:
         "step": step,
         "rollouts": step * config.train.rollouts,
         "self_weight_max": self_weight_max,
-        "shadow": run.shadow.step(batch) if update.is_finite else {},
+        "shadow": run.shadow.score_and_observe(batch) if update.is_finite else {},
         "truncated": float(samples.truncated_B.float().mean()),
         "tokens": samples.n_tokens,
         "surprisal": -float(rolled.log_prob_B.mean()),
@@ -219,7 +229,7 @@ def take_step(run: RunUnderWay) -> StepTaken:
     return StepTaken(record, update.is_finite, rollout_records(step, tasks, rolled), batch, advantages_B, baseline_B)
 
 
-def settle(run: RunUnderWay, taken: StepTaken) -> None:
+def count_step_or_end_run(run: RunUnderWay, taken: StepTaken) -> None:
     """Count a step that was made; end the run where its update was not finite, or where it has collapsed."""
     record, settings = taken.record, run.config.train
     step = record["step"]
@@ -241,29 +251,29 @@ def settle(run: RunUnderWay, taken: StepTaken) -> None:
         run.message = f"{what} for {run.strange_steps} steps in a row, at step {step}"
 
 
-def between_steps(run: RunUnderWay, stopped: threading.Event) -> None:
+def evaluate_and_checkpoint(run: RunUnderWay, stopped: threading.Event) -> None:
     """After a step that is not the last: the learning curve, a checkpoint, and whether to stop here."""
     config, step = run.config, run.steps_done
     every = config.evaluation.every
     if every and step % every == 0 and len(run.splits.holdout):
-        records = evaluate(run.learner, run.splits.holdout, run.splits.test, config, step=step, final=False)
+        records = evaluate_learner(run.learner, run.splits.holdout, run.splits.test, config, step=step, final=False)
         write_evaluation(run.directory, step, records)
     stopping_here = stopped.is_set()
     if stopping_here or step % config.train.checkpoint_every == 0:
-        checkpoint(run)
+        write_run_checkpoint(run)
     if stopping_here:
         run.status, run.message = INTERRUPTED, f"stopped after step {step}; the same command goes on from there"
 
 
-def checkpoint(run: RunUnderWay) -> None:
+def write_run_checkpoint(run: RunUnderWay) -> None:
     """Write all that the run needs to go on. One that ended badly has ended: it goes on with its last evaluation, and
     trains no more."""
     state: dict[str, Any] = {
         "step": run.steps_done,
         "strange": run.strange_steps,
         "learner": run.learner.state_dict(),
-        "arm": run.arm.state(),
-        "shadow": run.shadow.state(),
+        "arm": run.arm.checkpoint_state(),
+        "shadow": run.shadow.checkpoint_state(),
         "status": run.status,
         "message": run.message,
     }
@@ -272,13 +282,13 @@ def checkpoint(run: RunUnderWay) -> None:
         run.on_checkpoint(run.directory / CHECKPOINT_FILE)
 
 
-def finish(run: RunUnderWay) -> RunResult:
+def finish_training_run(run: RunUnderWay) -> RunResult:
     """The last evaluation, the policy and the result, unless the run was interrupted."""
     if run.status == INTERRUPTED:
         return RunResult(run.status, run.message, run.steps_done)
-    checkpoint(run)
+    write_run_checkpoint(run)
     step, splits = run.steps_done, run.splits
-    records = evaluate(run.learner, splits.holdout, splits.test, run.config, step=step, final=True)
+    records = evaluate_learner(run.learner, splits.holdout, splits.test, run.config, step=step, final=True)
     write_evaluation(run.directory, step, records)
-    write_directory(run.directory / POLICY_FOLDER, run.learner.save)
-    return write_result(run.directory, run.status, run.message or f"{step} steps", step, records)
+    write_directory(run.directory / POLICY_FOLDER, run.learner.save_policy)
+    return write_run_result(run.directory, run.status, run.message or f"{step} steps", step, records)

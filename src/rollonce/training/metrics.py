@@ -22,7 +22,7 @@ class Stopwatch:
         self.cpu: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def time_step_part(self, name: str) -> Iterator[None]:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield
@@ -31,21 +31,21 @@ class Stopwatch:
             self.cpu[name] += time.process_time() - cpu
 
 
-def correlation(x_B: FloatArray, y_B: FloatArray) -> float | None:
+def pearson_correlation(x_B: FloatArray, y_B: FloatArray) -> float | None:
     """Pearson's, or None where one of them is constant."""
     if len(x_B) < 2 or np.ptp(x_B) < 1e-12 or np.ptp(y_B) < 1e-12:
         return None
     return float(np.corrcoef(x_B, y_B)[0, 1])
 
 
-def loo_gap(rewards_B: FloatArray, baseline_B: FloatArray) -> float | None:
+def mean_gap_to_loo(rewards_B: FloatArray, baseline_B: FloatArray) -> float | None:
     """Mean absolute difference of the baseline from the plain leave-one-out mean of the batch: 0 where a kernel has
     done nothing."""
     B = len(rewards_B)
     return float(np.abs(baseline_B - (rewards_B.sum() - rewards_B) / (B - 1)).mean()) if B > 1 else None
 
 
-def dead_groups(rewards_B: FloatArray, group_size: int) -> float | None:
+def share_of_dead_groups(rewards_B: FloatArray, group_size: int) -> float | None:
     """Share of groups whose rollouts were all rewarded alike (they teach nothing under a group mean); None without
     groups."""
     if group_size < 2:
@@ -63,7 +63,7 @@ def advantage_figures(
         "advantage_var": float(advantages_B.var()),
         "advantage_nonzero": float((np.abs(advantages_B) > 1e-6).mean()),
         "baseline_mean": float(baseline_B.mean()),
-        "loo_gap": loo_gap(rewards_B, baseline_B),
-        "baseline_outcome_correlation": correlation(baseline_B, rewards_B),
-        "dead_groups": dead_groups(rewards_B, group_size),
+        "loo_gap": mean_gap_to_loo(rewards_B, baseline_B),
+        "baseline_outcome_correlation": pearson_correlation(baseline_B, rewards_B),
+        "dead_groups": share_of_dead_groups(rewards_B, group_size),
     }

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.ray_nodes import connect_to_ray, node_check, ray_sentence, shared_token
-from rollonce.run_directory import INTERRUPTED, run_folder
-from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare
+from rollonce.ray_nodes import connect_to_ray_cluster, describe_ray_error, make_node_check, write_shared_token
+from rollonce.run_directory import INTERRUPTED, path_of_run_folder
+from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare_comparison
 from rollonce.training.config import ExperimentConfig
 
 TIMES_STARTED_AGAIN = 10
@@ -23,7 +23,7 @@ TIMES_STARTED_AGAIN = 10
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def compare_on_ray(
+def compare_on_ray_cluster(
     config: ExperimentConfig,
     out: Path,
     *,
@@ -42,27 +42,27 @@ def compare_on_ray(
     Raises:
         InputError: no cluster there, or none that could ever make a run; a run there of another configuration.
     """
-    ray = connect_to_ray(address)
+    ray = connect_to_ray_cluster(address)
     try:
-        config, gpus = _with_gpus(config, ray.cluster_resources())
+        config, gpus = _assign_cluster_gpus(config, ray.cluster_resources())
         out = out.resolve()
-        runs, waiting = prepare(config, out)
-        with shared_token(out) as token:
-            board = _board(ray)
-            task = ray.remote(_run_on_node(board, node_check(out, token))).options(
+        runs, waiting = prepare_comparison(config, out)
+        with write_shared_token(out) as token:
+            board = _make_board_actor(ray)
+            task = ray.remote(_make_node_runner(board, make_node_check(out, token))).options(
                 num_cpus=1, num_gpus=gpus, max_retries=TIMES_STARTED_AGAIN
             )
             labels = {
-                task.remote(run.model_dump(mode="json"), str(run_folder(out, run.name, run.seed)), label): label
+                task.remote(run.model_dump(mode="json"), str(path_of_run_folder(out, run.name, run.seed)), label): label
                 for run in waiting
                 for label in [f"{run.name} seed {run.seed}"]
             }
-            return _Tasks(ray, board, labels, total=len(runs), steps=config.train.steps, tell=tell).run()
+            return _Tasks(ray, board, labels, total=len(runs), steps=config.train.steps, tell=tell).wait_for_all_runs()
     finally:
         ray.shutdown()
 
 
-def _with_gpus(config: ExperimentConfig, there: dict[str, float]) -> tuple[ExperimentConfig, int]:
+def _assign_cluster_gpus(config: ExperimentConfig, there: dict[str, float]) -> tuple[ExperimentConfig, int]:
     """The configuration with the device that its runs will see, and how many GPUs each asks for."""
     if config.compare.devices not in (None, "auto"):
         raise InputError(
@@ -85,28 +85,30 @@ class _Board:
         self.steps: dict[str, tuple[int, float]] = {}
         self.is_stopping = False
 
-    def report(self, label: str, step: int, reward: float) -> bool:
+    def report_step_made(self, label: str, step: int, reward: float) -> bool:
         self.steps[label] = (step, reward)
         return self.is_stopping
 
-    def look(self) -> dict[str, tuple[int, float]]:
+    def read_reported_steps(self) -> dict[str, tuple[int, float]]:
         return self.steps
 
-    def stop(self) -> None:
+    def ask_runs_to_stop(self) -> None:
         self.is_stopping = True
 
 
-def _board(ray: Any) -> Any:
+def _make_board_actor(ray: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
 
 
-def _run_on_node(board: Any, check: Callable[[], str | None]) -> Callable[[dict[str, Any], str, str], dict[str, Any]]:
+def _make_node_runner(
+    board: Any, check: Callable[[], str | None]
+) -> Callable[[dict[str, Any], str, str], dict[str, Any]]:
     """What a node does with a run."""
 
-    def make_run(settings: dict[str, Any], directory: str, label: str) -> dict[str, Any]:
+    def train_run_on_node(settings: dict[str, Any], directory: str, label: str) -> dict[str, Any]:
         import threading
         from pathlib import Path
 
@@ -115,18 +117,20 @@ def _run_on_node(board: Any, check: Callable[[], str | None]) -> Callable[[dict[
         if (reason := check()) is not None:
             return {"event": "error", "message": reason}
         from rollonce.training.files import LEASE_SECONDS
-        from rollonce.training.worker import runner
+        from rollonce.training.worker import get_process_runner
 
         stop = threading.Event()
 
-        def on_step(record: Any) -> None:
-            if ray.get(board.report.remote(label, record["step"], record["reward"])):
+        def report_and_check_stop(record: Any) -> None:
+            if ray.get(board.report_step_made.remote(label, record["step"], record["reward"])):
                 stop.set()
 
         # A node that was lost may still hold the lock for a while.
-        return runner().run(settings, Path(directory), on_step, stop, patience=2 * LEASE_SECONDS)
+        return get_process_runner().run_training_job(
+            settings, Path(directory), report_and_check_stop, stop, patience=2 * LEASE_SECONDS
+        )
 
-    return make_run
+    return train_run_on_node
 
 
 class _Tasks:
@@ -147,32 +151,32 @@ class _Tasks:
         self.done, self.interrupted = total - len(labels), False
         self.errors: list[str] = []
 
-    def run(self) -> ComparisonOutcome:
+    def wait_for_all_runs(self) -> ComparisonOutcome:
         while self.labels:
             try:
                 ended, _ = self.ray.wait(list(self.labels), timeout=_SECONDS_BETWEEN_LOOKS)
                 for task in ended:
-                    self._finish(task)
-                self._tell()
+                    self._collect_run_result(task)
+                self._report_progress()
             except KeyboardInterrupt:
                 if self.interrupted:
                     break
                 os.write(2, b"\nstopping after the steps that are running; Ctrl-C again ends them at once\n")
-                self._stop()
+                self._stop_all_runs()
         for task in self.labels:
             self.ray.cancel(task, force=True)
         return ComparisonOutcome(self.done, self.errors, self.interrupted)
 
-    def _stop(self) -> None:
+    def _stop_all_runs(self) -> None:
         """Runs that are under way save and end; those that wait for a node are taken back."""
         self.interrupted = True
-        self.ray.get(self.board.stop.remote())
-        started = self.ray.get(self.board.look.remote())
+        self.ray.get(self.board.ask_runs_to_stop.remote())
+        started = self.ray.get(self.board.read_reported_steps.remote())
         for task, label in list(self.labels.items()):
             if label not in started:
                 self.ray.cancel(task, force=True)
 
-    def _finish(self, task: Any) -> None:
+    def _collect_run_result(self, task: Any) -> None:
         label = self.labels.pop(task)
         try:
             event = self.ray.get(task)
@@ -180,7 +184,7 @@ class _Tasks:
             return
         except self.ray.exceptions.RayError as error:
             if not self.interrupted:
-                reason = ray_sentence(error)
+                reason = describe_ray_error(error)
                 self.errors.append(f"{label}: Ray gave it up ({reason}); the same command goes on from its checkpoint")
             return
         if event["event"] == "error":
@@ -188,10 +192,10 @@ class _Tasks:
         elif event["result"]["status"] != INTERRUPTED:
             self.done += 1
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.tell is None:
             return
-        begun = self.ray.get(self.board.look.remote())
+        begun = self.ray.get(self.board.read_reported_steps.remote())
         running = {label: begun[label] for label in self.labels.values() if label in begun}
         at = [f"{label} step {step}: reward {reward:.2f}" for label, (step, reward) in running.items()]
         if self.labels and not at:

@@ -17,7 +17,7 @@ from rollonce.training.learners.base import Learner
 from rollonce.training.metrics import Stopwatch
 
 
-def tasks_of(config: TasksConfig) -> TaskSplits:
+def load_configured_tasks(config: TasksConfig) -> TaskSplits:
     """The tasks that a configuration names: train, hold-out, test."""
     options: dict[str, Any] = {
         "train": config.train,
@@ -31,7 +31,7 @@ def tasks_of(config: TasksConfig) -> TaskSplits:
     return splits
 
 
-def step_tasks(tasks: TaskSet, per_step: int, step: int, seed: int) -> TaskSet:
+def choose_step_tasks(tasks: TaskSet, per_step: int, step: int, seed: int) -> TaskSet:
     """The tasks of a step (from 1): an order drawn anew by the seed for each pass, every pass cut to whole steps."""
     if per_step > len(tasks):
         raise InputError(f"a step takes {per_step} different tasks, but there are only {len(tasks)} to train on")
@@ -54,21 +54,21 @@ class Rolled(NamedTuple):
         return self.samples.log_probs_BT.double().sum(dim=1).numpy()
 
 
-def roll(
+def sample_and_grade(
     learner: Learner, tasks: Sequence[Task], config: RunConfig, seed: Sequence[int], watch: Stopwatch | None = None
 ) -> Rolled:
     """One rollout for each of ``tasks`` (a task stands there once for each rollout of its group), sampled and
     graded."""
     watch = watch or Stopwatch()
-    with watch.part("sample"):
-        samples = learner.sample(
+    with watch.time_step_part("sample"):
+        samples = learner.sample_rollouts(
             [t.prompt for t in tasks],
             max_new_tokens=learner.max_new_tokens,
             temperature=config.train.temperature,
             seed=seed,
             behaviour=True,
         )
-    with watch.part("grade"):
+    with watch.time_step_part("grade"):
         grades = grade(tasks, samples.texts, truncated=samples.truncated_B.tolist(), time_limit=config.tasks.time_limit)
     return Rolled(np.asarray(grades.rewards, np.float64), samples, grades)
 
@@ -89,7 +89,7 @@ def rollout_records(step: int, tasks: Sequence[Task], rolled: Rolled) -> list[Ro
     ]
 
 
-def view(tasks: Sequence[Task]) -> Tasks:
+def build_feature_tasks(tasks: Sequence[Task]) -> Tasks:
     """What features may see of a step's rollouts: one row each, a group's rows under one task id."""
     names = dict.fromkeys(name for t in tasks for name in t.columns)
     return Tasks(

@@ -30,38 +30,40 @@ class RunLog:
     """
 
     def __init__(self, config: RunConfig, directory: Path, steps_done: int, keep_until: int) -> None:
-        def keep(record: Mapping[str, Any]) -> bool:
+        def is_within_kept_steps(record: Mapping[str, Any]) -> bool:
             return record["step"] <= keep_until
 
-        self.metrics = JsonLines(directory / METRICS_FILE, keep)
-        self.rollouts = JsonLines(directory / ROLLOUTS_FILE, keep) if config.train.log_rollouts else None
-        self.trackers = trackers(config, directory, steps_done)
+        self.metrics = JsonLines(directory / METRICS_FILE, is_within_kept_steps)
+        self.rollouts = (
+            JsonLines(directory / ROLLOUTS_FILE, is_within_kept_steps) if config.train.log_rollouts else None
+        )
+        self.trackers = open_configured_trackers(config, directory, steps_done)
 
-    def write(self, record: StepRecord, rollouts: Sequence[RolloutRecord]) -> None:
+    def write_step_and_rollouts(self, record: StepRecord, rollouts: Sequence[RolloutRecord]) -> None:
         """Add a step. Its rollouts come first: a line of metrics says that all of the step is there."""
         if self.rollouts is not None:
-            self.rollouts.write(*rollouts)
-        self.metrics.write(record)
+            self.rollouts.append_records(*rollouts)
+        self.metrics.append_records(record)
         for tracker in self.trackers:
-            tracker.log(record["step"], flat(record))
+            tracker.log_step_values(record["step"], flatten_numbers(record))
 
     def __enter__(self) -> RunLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.metrics.close()
+        self.metrics.close_log_file()
         if self.rollouts is not None:
-            self.rollouts.close()
+            self.rollouts.close_log_file()
         for tracker in self.trackers:
-            tracker.close()
+            tracker.close_tracker()
 
 
 class Tracker(Protocol):
     """What a run reports to: a step's numbers by name."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+    def log_step_values(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None: ...
+    def close_tracker(self) -> None: ...
 
 
 class _Module:
@@ -85,10 +87,10 @@ class _Module:
         else:
             module.init(name=identity, **settings)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log_step_values(self, step: int, values: Mapping[str, float]) -> None:
         self.module.log(dict(values), step=step)
 
-    def close(self) -> None:
+    def close_tracker(self) -> None:
         self.module.finish()
 
 
@@ -97,15 +99,15 @@ class _TensorBoard:
         # What a killed run had written of later steps is void: they are made again.
         self.writer = module.SummaryWriter(str(directory / "tensorboard"), purge_step=done + 1 if done else None)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log_step_values(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close_tracker(self) -> None:
         self.writer.close()
 
 
-def trackers(config: RunConfig, directory: Path, done: int = 0) -> list[Tracker]:
+def open_configured_trackers(config: RunConfig, directory: Path, done: int = 0) -> list[Tracker]:
     """Those that the configuration names, for a run that goes on after ``done`` steps.
 
     Raises:
@@ -124,13 +126,13 @@ def trackers(config: RunConfig, directory: Path, done: int = 0) -> list[Tracker]
     return out
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flatten_numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """A record's numbers by path, as trackers want them."""
     out: dict[str, float] = {}
     for key, value in record.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            out |= flat(value, name + "/")
+            out |= flatten_numbers(value, name + "/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             out[name] = float(value)
     return out

@@ -24,7 +24,7 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def validated(model: type[S], data: Any, where: str | Path = "the configuration") -> S:
+def validate_section(model: type[S], data: Any, where: str | Path = "the configuration") -> S:
     """``data`` as a ``model``.
 
     Raises:
@@ -38,14 +38,14 @@ def validated(model: type[S], data: Any, where: str | Path = "the configuration"
             key = ".".join(str(part) for part in e["loc"])
             message = e["msg"].removeprefix("Value error, ")
             if e["type"] == "extra_forbidden":
-                message = f"no such key{_near(model, e['loc'])}"
+                message = f"no such key{_suggest_near_key(model, e['loc'])}"
             elif e["type"] != "value_error":
                 message = f"{message[0].lower()}{message[1:]}, not {e['input']!r}"
             lines.append(f"{key}: {message}" if key else message)
         raise InputError("; ".join(dict.fromkeys(lines)), file=where) from None
 
 
-def _near(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+def _suggest_near_key(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     import difflib
 
     current: Any = model

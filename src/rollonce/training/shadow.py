@@ -30,7 +30,7 @@ class Shadow:
             name: named_baseline(name).fit(tasks).twin().fit(tasks) for name in names
         }
 
-    def step(self, batch: Batch) -> dict[str, dict[str, float]]:
+    def score_and_observe(self, batch: Batch) -> dict[str, dict[str, float]]:
         """Mean squared advantage of each, by name; then the step joins their histories."""
         out = {}
         several = len(np.unique(batch.tasks.prompt_keys)) > 1
@@ -41,10 +41,10 @@ class Shadow:
             baseline.observe(batch)
         return out
 
-    def state(self) -> str:
+    def checkpoint_state(self) -> str:
         return json.dumps({name: b.state_dict() for name, b in self.baselines.items()})
 
-    def load_state(self, text: str) -> None:
+    def restore_checkpoint_state(self, text: str) -> None:
         """Put back what `state` gave."""
         for name, state in json.loads(text).items():
             self.baselines[name].load_state_dict(state)

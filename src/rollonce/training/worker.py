@@ -35,7 +35,7 @@ class Runner:
         self.splits: dict[str, Any] = {}
         self.starts: dict[str, Any] = {}
 
-    def run(
+    def run_training_job(
         self,
         settings: Any,
         directory: Path,
@@ -47,21 +47,21 @@ class Runner:
         """Make a run, and say how it ended: ``{"event": "end", "result": ...}`` or ``{"event": "error", "message":
         ...}``. ``patience``: see `rollonce.training.loop.train`."""
         from rollonce.training.config import RunConfig
-        from rollonce.training.engines import train_run
-        from rollonce.training.rolling import tasks_of
-        from rollonce.training.sections import validated
+        from rollonce.training.engines import train_on_engine
+        from rollonce.training.rolling import load_configured_tasks
+        from rollonce.training.sections import validate_section
 
         try:
-            config = validated(RunConfig, settings)
+            config = validate_section(RunConfig, settings)
             tasks_key = config.tasks.model_dump_json()
             if tasks_key not in self.splits:
-                self.splits[tasks_key] = tasks_of(config.tasks)
-            result = train_run(
+                self.splits[tasks_key] = load_configured_tasks(config.tasks)
+            result = train_on_engine(
                 config,
                 directory,
                 splits=self.splits[tasks_key],
                 on_step=on_step,
-                start_evaluation=_from(self.starts, config),
+                start_evaluation=_make_cached_evaluation(self.starts, config),
                 stop=stop,
                 patience=patience,
             )
@@ -70,13 +70,13 @@ class Runner:
             return {"event": "error", "message": str(error)}
         except Exception as error:  # a fault of one run is no reason to give up the others
             traceback.print_exc()
-            return {"event": "error", "message": sentence_of(error)}
+            return {"event": "error", "message": explain_run_failure(error)}
         finally:
-            free_memory()
+            free_device_memory()
 
 
 @functools.cache
-def runner() -> Runner:
+def get_process_runner() -> Runner:
     """This process's."""
     return Runner()
 
@@ -84,7 +84,7 @@ def runner() -> Runner:
 def main(jobs: TextIO, events: TextIO) -> None:
     """Serve until ``jobs`` ends."""
 
-    def tell(event: dict[str, Any]) -> None:
+    def write_event_line(event: dict[str, Any]) -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
@@ -92,7 +92,7 @@ def main(jobs: TextIO, events: TextIO) -> None:
     queue: list[str] = []
     arrived = threading.Condition()
 
-    def listen() -> None:
+    def queue_arriving_jobs() -> None:
         for line in jobs:
             with arrived:
                 queue.append(line)
@@ -102,7 +102,7 @@ def main(jobs: TextIO, events: TextIO) -> None:
             queue.append("")
             arrived.notify()
 
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=queue_arriving_jobs, daemon=True).start()
     while True:
         with arrived:
             arrived.wait_for(lambda: queue)
@@ -110,13 +110,15 @@ def main(jobs: TextIO, events: TextIO) -> None:
         if not line.strip():
             return
         job = json.loads(line)
-        step_told = lambda record: tell({"event": "step", "step": record["step"], "reward": record["reward"]})  # noqa: E731
-        tell(runner().run(job["config"], Path(job["directory"]), step_told, stop))
+        step_told = lambda record: write_event_line(
+            {"event": "step", "step": record["step"], "reward": record["reward"]}
+        )
+        write_event_line(get_process_runner().run_training_job(job["config"], Path(job["directory"]), step_told, stop))
         if stop.is_set():
             return
 
 
-def sentence_of(error: Exception) -> str:
+def explain_run_failure(error: Exception) -> str:
     """What went wrong with a run, for its user."""
     import torch
 
@@ -128,7 +130,7 @@ def sentence_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def free_memory() -> None:
+def free_device_memory() -> None:
     """Give back what the last run held on the device, so that the next one has all of it."""
     import gc
 
@@ -139,10 +141,10 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _from(starts: dict[str, Any], config: Any) -> Callable[[Callable[[], Any]], Any]:
+def _make_cached_evaluation(starts: dict[str, Any], config: Any) -> Callable[[Callable[[], Any]], Any]:
     """The start policy's evaluation is the same for all arms and seeds, unless adapters start from the run's seed."""
 
-    def answer(look: Callable[[], Any]) -> Any:
+    def evaluate_or_recall(look: Callable[[], Any]) -> Any:
         if config.policy.seed_follows_run:
             return look()
         train = {"temperature": config.train.temperature, "max_new_tokens": config.train.max_new_tokens}
@@ -151,7 +153,7 @@ def _from(starts: dict[str, Any], config: Any) -> Callable[[Callable[[], Any]], 
             starts[key] = look()
         return starts[key]
 
-    return answer
+    return evaluate_or_recall
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollonce.tuning.space import Answers, starts
+from rollonce.tuning.space import Answers, list_starting_points
 
 
 class ClimbStep(NamedTuple):
@@ -22,7 +22,7 @@ class ClimbStep(NamedTuple):
     value: float
 
 
-def hill_climb(
+def generate_climb_steps(
     space: Any, bank: Any, value: Callable[[Any], float], *, seed: int = 0, patience: int = 40
 ) -> Iterator[ClimbStep]:
     """Trials without end; the caller stops when its budget is spent.
@@ -34,7 +34,7 @@ def hill_climb(
         patience: Moves without gain before a restart from a random point.
     """
     rng = np.random.default_rng([seed, 11])
-    beginnings = [dict(s) for s in starts(space)]
+    beginnings = [dict(s) for s in list_starting_points(space)]
     here, best, stuck = Answers(rng, beginnings.pop(0) if beginnings else {}), -np.inf, 0
     moved = here
     while True:
@@ -50,10 +50,10 @@ def hill_climb(
             here, best, stuck = Answers(rng, beginnings.pop(0) if beginnings else {}), -np.inf, 0
             moved = here
             continue
-        moved = neighbour(here, rng)
+        moved = change_one_answer(here, rng)
 
 
-def neighbour(here: Answers, rng: np.random.Generator) -> Answers:
+def change_one_answer(here: Answers, rng: np.random.Generator) -> Answers:
     """These answers with one of those that were used changed: another option, or a step of a third of the range's
     size."""
     name = list(here.kinds)[int(rng.integers(len(here.kinds)))]

@@ -74,47 +74,51 @@ class Objective:
         of B_eff; without repeated rollouts the errors are E[A^2] already.
         """
         begin = time.perf_counter()
-        window = self.scorer.usable_window(baseline.window)
-        columns = self.scorer.columns(window)
+        window = self.scorer.usable_window_rows(baseline.window)
+        columns = self.scorer.draw_common_batches(window)
         priced = like or baseline
         if (
             priced.window
             and priced.tags.cost >= Cost.SOLVE
-            and self.batch_size + self.scorer.usable_window(priced.window) < self.rollouts.n_tasks
+            and self.batch_size + self.scorer.usable_window_rows(priced.window) < self.rollouts.n_tasks
         ):
             columns = columns[:EXPENSIVE_BATCHES]
         rows = columns[:, : self.batch_size]
-        e = _mean_by_task(self.scorer.errors(baseline, columns, window), rows, self.rollouts.n_tasks)
+        e = _mean_error_by_task(
+            self.scorer.unbiased_squared_errors(baseline, columns, window), rows, self.rollouts.n_tasks
+        )
         key = len(columns)
         if key not in self._loo:
-            self._loo[key] = _mean_by_task(self.scorer.errors(LeaveOneOut(), rows, 0), rows, self.rollouts.n_tasks)
+            self._loo[key] = _mean_error_by_task(
+                self.scorer.unbiased_squared_errors(LeaveOneOut(), rows, 0), rows, self.rollouts.n_tasks
+            )
         s2 = self.scorer.s2 if self.scorer.has_repeats else 0.0
         self.seconds_scoring += time.perf_counter() - begin
         return s2 + e, s2 + self._loo[key]
 
-    def value(self, baseline: LinearSmoother) -> float:
+    def value_of_baseline(self, baseline: LinearSmoother) -> float:
         """Ratio of B_eff to the in-batch LOO mean over the targets (every target counts once)."""
-        return ratio(*self.squared_advantages(baseline), self.is_target_N)
+        return b_eff_ratio_over_tasks(*self.squared_advantages(baseline), self.is_target_N)
 
-    def compare(self, baseline: LinearSmoother, plain: LinearSmoother) -> Comparison:
+    def compare_with_plain(self, baseline: LinearSmoother, plain: LinearSmoother) -> Comparison:
         """A baseline beside the in-batch LOO mean and a plain mean, on the same batches."""
         a2_N, loo_a2_N = self.squared_advantages(baseline)
         plain_a2_N, _ = self.squared_advantages(plain, like=baseline)
         return Comparison(
-            ratio(a2_N, loo_a2_N, self.is_target_N),
-            ratio(a2_N, plain_a2_N, self.is_target_N),
-            paired_z(a2_N, plain_a2_N, self.is_target_N),
+            b_eff_ratio_over_tasks(a2_N, loo_a2_N, self.is_target_N),
+            b_eff_ratio_over_tasks(a2_N, plain_a2_N, self.is_target_N),
+            paired_z_over_tasks(a2_N, plain_a2_N, self.is_target_N),
         )
 
 
-def ratio(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
+def b_eff_ratio_over_tasks(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
     """``sum E[A_LOO^2] / sum E[A^2]`` over the tasks of the mask that were drawn; NaN if it cannot be told."""
     known = mask_N & np.isfinite(a2_N) & np.isfinite(loo_a2_N)
     total = float(a2_N[known].sum())
     return float(loo_a2_N[known].sum()) / total if total > 0 else np.nan
 
 
-def paired_z(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
+def paired_z_over_tasks(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> float:
     """How many standard errors over target tasks the gain over LOO is; 0 where nothing differs, NaN for fewer than 3
     tasks."""
     known = mask_N & np.isfinite(a2_N) & np.isfinite(loo_a2_N)
@@ -125,7 +129,7 @@ def paired_z(a2_N: FloatArray, loo_a2_N: FloatArray, mask_N: np.ndarray) -> floa
     return float(gain.mean()) / se if se > 0 else 0.0
 
 
-def _mean_by_task(e_KB: FloatArray, rows_KB: IntArray, n: int) -> FloatArray:
+def _mean_error_by_task(e_KB: FloatArray, rows_KB: IntArray, n: int) -> FloatArray:
     """Mean error of each task over the batches that drew it (N,), NaN for those never drawn."""
     known = np.isfinite(e_KB)
     total = np.bincount(rows_KB[known], weights=e_KB[known], minlength=n)

@@ -43,7 +43,7 @@ class Split(NamedTuple):
     report: IntArray
 
 
-def divide(rollouts: Rollouts, shares: Sequence[float], seed: int) -> list[IntArray]:
+def divide_tasks_by_shares(rollouts: Rollouts, shares: Sequence[float], seed: int) -> list[IntArray]:
     """The tasks in parts of about these shares at random, equal prompts together; sorted positions.
 
     Raises:
@@ -61,12 +61,12 @@ def divide(rollouts: Rollouts, shares: Sequence[float], seed: int) -> list[IntAr
     return [np.flatnonzero(np.isin(keys, order[a:z])) for a, z in pairwise(edges)]
 
 
-def split(rollouts: Rollouts, seed: int) -> Split:
+def split_for_tuning(rollouts: Rollouts, seed: int) -> Split:
     """Half to tune, a quarter to choose, a quarter to report."""
-    return Split(*divide(rollouts, (0.5, 0.25, 0.25), seed))
+    return Split(*divide_tasks_by_shares(rollouts, (0.5, 0.25, 0.25), seed))
 
 
-def by_prompt(rollouts: Rollouts, fold_N: IntArray) -> dict[str, int]:
+def fold_of_each_prompt(rollouts: Rollouts, fold_N: IntArray) -> dict[str, int]:
     """The fold of each normalised prompt, from that of each task (equal prompts have one fold)."""
     return {name: int(f) for name, f in zip(rollouts.tasks.identities, fold_N, strict=True)}
 
@@ -101,7 +101,7 @@ class ReportPart:
         self._scorer: Scorer | None = scorer
         self._exponents = exponents
 
-    def judge(
+    def judge_baselines_once(
         self, baseline: Baseline | CrossFitted, published: Baseline, self_tuning: Baseline | CrossFitted | None = None
     ) -> Judged:
         """The scores.
@@ -115,7 +115,7 @@ class ReportPart:
             )
         scorer, self._scorer = self._scorer, None
         every = [baseline, LeaveOneOut(), published, *([] if self_tuning is None else [self_tuning])]
-        scores = [scorer.score(one) for one in every]
+        scores = [scorer.score_baseline(one) for one in every]
         if self._exponents is not None:
             steps = StepObjective(
                 scorer.rollouts,
@@ -125,6 +125,8 @@ class ReportPart:
                 targets=None if scorer.targets is None else np.asarray(scorer.targets),
                 exponents=self._exponents,
             )
-            scores = [s._replace(progress=steps.progress(one)) for s, one in zip(scores, every, strict=True)]
+            scores = [s._replace(progress=steps.predicted_progress(one)) for s, one in zip(scores, every, strict=True)]
         score, loo, of_published, *rest = scores
-        return Judged(score, loo, of_published, scorer.ratio(baseline, published), rest[0] if rest else None)
+        return Judged(
+            score, loo, of_published, scorer.effective_batch_ratio(baseline, published), rest[0] if rest else None
+        )

@@ -16,9 +16,9 @@ import numpy as np
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
 from rollonce.rollouts import Rollouts
-from rollonce.scoring import Scorer, dead_group_fraction, loo_b_eff, moments
-from rollonce.scoring.step_prediction import StepPredictor, between
-from rollonce.tuning.step_objective import ObjectiveName, objective_for
+from rollonce.scoring import Scorer, dead_group_fraction, effective_batch_of_loo, moments
+from rollonce.scoring.step_prediction import StepPredictor, join_over_exponents
+from rollonce.tuning.step_objective import ObjectiveName, exponents_of_objective
 
 GROUP_SIZES = (2, 4, 8, 16)
 
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     assumed: tuple[str, ...] = ()
 
 
-def difficulty(
+def difficulty_from_moments(
     *, s2: float | None = None, tau2: float | None = None, snr: float | None = None, mean: float | None = None
 ) -> Difficulty:
     """From two of the moments; what is left open is filled in for 0/1 rewards, where ``s2 + tau2 = mean (1 - mean)``.
@@ -109,7 +109,7 @@ def difficulty(
     return Difficulty(mean, s2, tau2)
 
 
-def fit_beta(d: Difficulty) -> tuple[float, float] | None:
+def fit_beta_by_moments(d: Difficulty) -> tuple[float, float] | None:
     """Beta(a, b) with this mean and variance of success rates, by moments: ``a + b = m (1 - m) / tau2 - 1``; None if
     none fits."""
     if d.tau2 <= 0 or not 0 < d.mean < 1:
@@ -118,21 +118,21 @@ def fit_beta(d: Difficulty) -> tuple[float, float] | None:
     return (d.mean * total, (1 - d.mean) * total) if total > 1e-12 else None
 
 
-def dead_by_difficulty(d: Difficulty, group_size: int) -> float:
+def dead_group_chance(d: Difficulty, group_size: int) -> float:
     """`dead_groups` of the Beta that fits these moments, and at its two edges: tasks that are all alike
     (``tau2 = 0``: ``p^G + (1 - p)^G``) and tasks that are always right or always wrong (``tau2 = p (1 - p)``: 1). NaN
     where no 0/1 reward has such moments."""
     if not 0 <= d.mean <= 1:
         return np.nan
-    beta = fit_beta(d)
+    beta = fit_beta_by_moments(d)
     if beta is not None:
-        return dead_groups(*beta, group_size)
+        return dead_group_chance_of_beta(*beta, group_size)
     if d.tau2 <= 0:
         return d.mean**group_size + (1 - d.mean) ** group_size
     return 1.0 if d.tau2 <= d.mean * (1 - d.mean) * (1 + 1e-9) else np.nan
 
 
-def dead_groups(a: float, b: float, group_size: int) -> float:
+def dead_group_chance_of_beta(a: float, b: float, group_size: int) -> float:
     """Chance that all G 0/1 rewards of a task agree, its success rate being Beta(a, b) (beta-binomial, closed form).
 
     ``E[p^G + (1 - p)^G] = prod_k (a + k) / (a + b + k) + prod_k (b + k) / (a + b + k)``, k below G.
@@ -144,7 +144,7 @@ def dead_groups(a: float, b: float, group_size: int) -> float:
     return float(np.prod((a + k) / (a + b + k)) + np.prod((b + k) / (a + b + k)))
 
 
-def plan(
+def predict_budget_plan(
     budget: int,
     d: Difficulty,
     *,
@@ -172,19 +172,19 @@ def plan(
         raise InputError(f"--rho must be a finite number >= 0, not {rho}")
     if not (np.isfinite(ratio) and ratio > 0):
         raise InputError(f"--b-eff-ratio must be above 0, not {ratio}")
-    loo = loo_b_eff(d.snr, budget)
+    loo = effective_batch_of_loo(d.snr, budget)
     mine = loo * ratio if b_eff is None else b_eff
     if not 0 < mine <= budget * 1.5:
         raise InputError(
             f"a B_eff of {mine:.3g} at {budget} rollouts makes no sense; a perfect baseline gives {budget}"
         )
-    beta = fit_beta(d)
+    beta = fit_beta_by_moments(d)
     groups = []
     for g in GROUP_SIZES:
         if g > budget // 2:
             continue
         crossing = max(0.0, (budget / mine - g / (g - 1)) / (g - 1))
-        dead = dead_by_difficulty(d, g)
+        dead = dead_group_chance(d, g)
         counted = (dead_data or {}).get(g, np.nan)
         groups.append(GroupPlan(g, budget / g, budget * (g - 1) / g, rho * g + g / (g - 1), crossing, dead, counted))
     return Plan(budget, rho, d, loo, mine, rho + budget / mine, beta, groups)
@@ -194,7 +194,7 @@ def plan_from_moments(
     budget: int, d: Difficulty, *, ratio: float | None = None, rho: float = 0.0, mean_known: bool = True
 ) -> Plan:
     """A `plan` from moments that are given, with what it assumes in sentences (arguments as of `plan`)."""
-    assumed = ["The moments are as given.", *_always_assumed(rho)]
+    assumed = ["The moments are as given.", *_standing_assumptions(rho)]
     if not mean_known:
         assumed.append(
             f"Rewards are 0/1, with a mean of {d.mean:.2f} or {1 - d.mean:.2f} (degenerate groups are the same for "
@@ -202,7 +202,7 @@ def plan_from_moments(
         )
     if ratio is None:
         assumed.append("The baseline is the LOO mean (--b-eff-ratio 1).")
-    return plan(budget, d, ratio=ratio or 1.0, rho=rho)._replace(assumed=tuple(assumed))
+    return predict_budget_plan(budget, d, ratio=ratio or 1.0, rho=rho)._replace(assumed=tuple(assumed))
 
 
 def plan_from_rollouts(
@@ -241,15 +241,15 @@ def plan_from_rollouts(
         raise InputError(
             "rollouts of a task never differ (s2 = 0): there is no noise to plan for", file=rollouts.source
         )
-    assumed = _always_assumed(rho)
-    exponents, note = objective_for(objective, exponent, [rollouts])
+    assumed = _standing_assumptions(rho)
+    exponents, note = exponents_of_objective(objective, exponent, [rollouts])
     if baseline is not None:
         size = min(budget, rollouts.n_tasks)
         scorer = Scorer(rollouts, size, resamples=0)
         if exponents is None:
-            ratio, how = scorer.score(baseline).ratio.value, "measured on this file"
+            ratio, how = scorer.score_baseline(baseline).ratio.value, "measured on this file"
         else:
-            equivalent = between(StepPredictor(scorer, tuple(exponents)).predict(baseline))[1]
+            equivalent = join_over_exponents(StepPredictor(scorer, tuple(exponents)).predict_step_progress(baseline))[1]
             ratio, how = equivalent.value / size, "predicted of a training step from this file's log-probabilities"
             if not np.isfinite(ratio):
                 raise InputError("no LOO batch makes this baseline's progress; plan with --objective b_eff")
@@ -269,11 +269,11 @@ def plan_from_rollouts(
         f"The moments have intervals of their own: s2 {m.s2:.3g}, tau2 {m.tau2:.3g}, SNR {m.snr:.3g} (95%, over tasks)."
     )
     counted = {g: dead_group_fraction(rollouts, g) for g in GROUP_SIZES}
-    made = plan(budget, d, ratio=ratio or 1.0, rho=rho, dead_data=counted)
+    made = predict_budget_plan(budget, d, ratio=ratio or 1.0, rho=rho, dead_data=counted)
     return made._replace(assumed=tuple(assumed))
 
 
-def _always_assumed(rho: float) -> list[str]:
+def _standing_assumptions(rho: float) -> list[str]:
     tasks_differ = (
         "rho = 0: tasks' true gradients do not differ, the case that favours groups most"
         if rho == 0

@@ -43,7 +43,7 @@ class Power(NamedTuple):
     n_needed: int | None
 
 
-def half_width(rule: str, n: int, alpha: float, variance: float, *, span: float = RANGE) -> float:
+def interval_half_width(rule: str, n: int, alpha: float, variance: float, *, span: float = RANGE) -> float:
     """Half-width of the interval on a mean of n differences whose bounds lie ``span`` apart (2 for differences in [-1,
     1])."""
     if rule == "hoeffding":
@@ -61,18 +61,20 @@ def smallest_passing(rule: str, n: int, alpha: float, margin: float, discordance
     0.0248
     """
     if rule == "hoeffding":
-        return margin + half_width(rule, n, alpha, 0.0)
-    low, high = margin, max(1.0, margin + half_width(rule, n, alpha, 1.0))  # d - width(d) rises with d
+        return margin + interval_half_width(rule, n, alpha, 0.0)
+    low, high = margin, max(1.0, margin + interval_half_width(rule, n, alpha, 1.0))  # d - width(d) rises with d
     for _ in range(200):
         d = (low + high) / 2
-        if d - half_width(rule, n, alpha, _variance_of_difference(discordance, d)) > margin:
+        if d - interval_half_width(rule, n, alpha, _variance_of_difference(discordance, d)) > margin:
             high = d
         else:
             low = d
     return high
 
 
-def n_needed(rule: str, true: float, alpha: float, margin: float, discordance: float, power: float) -> int | None:
+def items_needed_to_pass(
+    rule: str, true: float, alpha: float, margin: float, discordance: float, power: float
+) -> int | None:
     """The least n at which a true difference passes with at least this chance (normal approximation of the observed
     mean).
 
@@ -82,22 +84,22 @@ def n_needed(rule: str, true: float, alpha: float, margin: float, discordance: f
         return None
     z, v = stats.norm.ppf(power), _variance_of_difference(discordance, true)
 
-    def passes(n: int) -> bool:
-        return true - z * np.sqrt(v / n) - half_width(rule, n, alpha, v) > margin
+    def passes_with_items(n: int) -> bool:
+        return true - z * np.sqrt(v / n) - interval_half_width(rule, n, alpha, v) > margin
 
     high = 4
-    while not passes(high):
+    while not passes_with_items(high):
         high *= 2
         if high > 1 << 40:
             return None
     low = high // 2 if high > 4 else 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle, high)
+        low, high = (low, middle) if passes_with_items(middle) else (middle, high)
     return high
 
 
-def power_table(
+def tabulate_rule_power(
     n: int,
     alpha: float = 0.05,
     margin: float = 0.0,
@@ -129,7 +131,7 @@ def power_table(
     out = []
     for rule in RULES:
         d = smallest_passing(rule, n, alpha, margin, discordance)
-        needed = None if true is None else n_needed(rule, true, alpha, margin, discordance, power)
+        needed = None if true is None else items_needed_to_pass(rule, true, alpha, margin, discordance, power)
         out.append(Power(rule, d, int(np.floor(d * n + 1e-9)) + 1, needed))
     return out
 

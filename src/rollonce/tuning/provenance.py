@@ -14,10 +14,10 @@ import numpy as np
 from rollonce import __version__
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score
-from rollonce.tuning.tune import TuneResult, table_hash
+from rollonce.tuning.tune import TuneResult, hash_rollout_table
 
 
-def provenance(result: TuneResult, files: Sequence[str | PathLike[str]], command: str) -> dict[str, Any]:
+def provenance_of_tuning(result: TuneResult, files: Sequence[str | PathLike[str]], command: str) -> dict[str, Any]:
     """Command, files with hashes, settings, and what was reported, for ``Baseline.save``.
 
     Args:
@@ -48,7 +48,7 @@ def provenance(result: TuneResult, files: Sequence[str | PathLike[str]], command
     }
 
 
-def row_provenance(board: Board, rollouts: Rollouts, score: Score | None, command: str) -> dict[str, Any]:
+def provenance_of_board_row(board: Board, rollouts: Rollouts, score: Score | None, command: str) -> dict[str, Any]:
     """The same for a row of a board, fitted on the whole table."""
     return {
         "command": command,
@@ -56,7 +56,7 @@ def row_provenance(board: Board, rollouts: Rollouts, score: Score | None, comman
         "source": board.source,
         "tasks": rollouts.n_tasks,
         "rollouts": rollouts.n_rollouts,
-        "rollouts_hash": table_hash(rollouts),
+        "rollouts_hash": hash_rollout_table(rollouts),
         "settings": {"batch_size": board.batch_size, **board.settings},
         "reported_ratio_to_loo": [_rounded_or_none(x) for x in score.ratio] if score else [],
         "reported_b_eff": [_rounded_or_none(x) for x in score.b_eff] if score else [],

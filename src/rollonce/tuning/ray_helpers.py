@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.ray_nodes import connect_to_ray, node_check, ray_sentence, shared_token
+from rollonce.ray_nodes import connect_to_ray_cluster, describe_ray_error, make_node_check, write_shared_token
 from rollonce.rollouts import Rollouts
 
 TIMES_STARTED_AGAIN = 10
@@ -17,11 +17,11 @@ TIMES_STARTED_AGAIN = 10
 
 
 @contextlib.contextmanager
-def helpers_on_ray(address: str | None, rollouts: Rollouts, settings: dict[str, Any]) -> Iterator[list[str]]:
+def search_helpers_on_ray(address: str | None, rollouts: Rollouts, settings: dict[str, Any]) -> Iterator[list[str]]:
     """While inside, helpers make trials of the same search.
 
     Args:
-        address: See `rollonce.ray_nodes.connect_to_ray`.
+        address: See `rollonce.ray_nodes.connect_to_ray_cluster`.
         rollouts: The table.
         settings: What `rollonce.tuning.tune.tune` is called with here, ``storage`` among it: a file that every node
             sees, or the URL of a database that every node reaches.
@@ -37,15 +37,15 @@ def helpers_on_ray(address: str | None, rollouts: Rollouts, settings: dict[str, 
         raise InputError("--ray shares a search: give --storage, a file that all nodes see or a database URL")
     complaints: list[str] = []
     with contextlib.ExitStack() as stack:
-        check = node_check()
+        check = make_node_check()
         if "://" not in storage:
             path = Path(storage).resolve()
             settings = {**settings, "storage": str(path)}
-            check = node_check(path.parent, stack.enter_context(shared_token(path.parent)))
-        ray = connect_to_ray(address)
+            check = make_node_check(path.parent, stack.enter_context(write_shared_token(path.parent)))
+        ray = connect_to_ray_cluster(address)
         stack.callback(ray.shutdown)
 
-        def help_search(table: Rollouts) -> str | None:
+        def help_with_search(table: Rollouts) -> str | None:
             if (reason := check()) is not None:
                 return reason
             from rollonce.tuning.tune import tune
@@ -53,7 +53,7 @@ def helpers_on_ray(address: str | None, rollouts: Rollouts, settings: dict[str, 
             tune(table, **settings)
             return None
 
-        task = ray.remote(help_search).options(num_cpus=1, max_retries=TIMES_STARTED_AGAIN)
+        task = ray.remote(help_with_search).options(num_cpus=1, max_retries=TIMES_STARTED_AGAIN)
         table = ray.put(rollouts)
         helpers = [task.remote(table) for _ in range(int(ray.cluster_resources()["CPU"]))]
         try:
@@ -67,4 +67,4 @@ def helpers_on_ray(address: str | None, rollouts: Rollouts, settings: dict[str, 
                     if (reason := ray.get(helper)) is not None:
                         complaints.append(reason)
                 except ray.exceptions.RayError as error:
-                    complaints.append(ray_sentence(error))
+                    complaints.append(describe_ray_error(error))

@@ -19,8 +19,8 @@ import numpy as np
 
 from rollonce.baselines import LinearSmoother
 from rollonce.errors import InputError
-from rollonce.tuning.hillclimb import hill_climb
-from rollonce.tuning.space import Bank, Space, starts
+from rollonce.tuning.hillclimb import generate_climb_steps
+from rollonce.tuning.space import Bank, Space, list_starting_points
 
 SAMPLERS = ("tpe", "cmaes", "hillclimb")
 
@@ -32,7 +32,7 @@ class Budget(NamedTuple):
     seconds: float
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
+    def from_budget_text(cls, text: str) -> Budget:
         """``200`` trials, ``60s``, ``5m`` or ``1h``.
 
         Raises:
@@ -97,7 +97,7 @@ class Search:
             raise InputError("the plain hill-climb keeps no storage; use --sampler tpe or cmaes with --storage")
         self.study: Any = None
 
-    def run(self, budget: Budget, progress: Progress | None = None) -> list[Trial]:
+    def run_until_budget_spent(self, budget: Budget, progress: Progress | None = None) -> list[Trial]:
         """Trials until the budget is spent, oldest first (those found in the storage count towards a budget in trials).
 
         Args:
@@ -113,23 +113,23 @@ class Search:
     def _climb_greedily(self, budget: Budget, progress: Progress | None) -> list[Trial]:
         out: list[Trial] = []
         begin = last = time.perf_counter()
-        for step in hill_climb(self.space, self.bank, self.value, seed=self.seed):
+        for step in generate_climb_steps(self.space, self.bank, self.value, seed=self.seed):
             now = time.perf_counter()
             out.append(Trial(len(out), step.value, now - last, step.config, step.params))
             last = now
             if progress:
-                progress(len(out), now - begin, best_value(out))
+                progress(len(out), now - begin, best_trial_value(out))
             if len(out) >= budget.trials or now - begin >= budget.seconds:
                 break
         return out
 
     def _search_with_optuna(self, budget: Budget, progress: Progress | None) -> list[Trial]:
-        optuna = _load_optuna()
+        optuna = _import_quiet_optuna()
         study = self.study = optuna.create_study(
-            storage=storage_url(self.storage), study_name=self.name, direction="maximize", load_if_exists=True
+            storage=optuna_storage_url(self.storage), study_name=self.name, direction="maximize", load_if_exists=True
         )
         if not study.get_trials(deepcopy=False):
-            for params in starts(self.space):
+            for params in list_starting_points(self.space):
                 study.enqueue_trial(params, skip_if_exists=True)
         done = _completed_trials(study)
         begin = time.perf_counter()
@@ -142,13 +142,13 @@ class Search:
             trial = study.ask()
             if worker is None:  # the first trial's number is this worker's own: no two draw the same candidates
                 worker = int(trial.number)
-                study.sampler = self._tpe_sampler(optuna, worker)
+                study.sampler = self._make_tpe_sampler(optuna, worker)
             elif self.sampler == "cmaes" and n_done == round(
-                0.4 * _planned_trials(budget, n_done, time.perf_counter() - begin)
+                0.4 * _estimate_planned_trials(budget, n_done, time.perf_counter() - begin)
             ):
-                study.sampler = self._cmaes_sampler(optuna, study, worker)
+                study.sampler = self._make_cmaes_sampler(optuna, study, worker)
             start = time.perf_counter()
-            baseline = self.space.build(_OptunaAsk(trial), self.bank)
+            baseline = self.space.build_baseline(_OptunaAsk(trial), self.bank)
             v = self.value(baseline)
             trial.set_user_attr("config", json.dumps(baseline.config()))
             trial.set_user_attr("seconds", time.perf_counter() - start)
@@ -167,12 +167,12 @@ class Search:
                 break
         return _completed_trials(study)
 
-    def _tpe_sampler(self, optuna: Any, worker: int) -> Any:
+    def _make_tpe_sampler(self, optuna: Any, worker: int) -> Any:
         return optuna.samplers.TPESampler(
             seed=self.seed + 7919 * worker, multivariate=True, group=True, n_startup_trials=20
         )
 
-    def _cmaes_sampler(self, optuna: Any, study: Any, worker: int) -> Any:
+    def _make_cmaes_sampler(self, optuna: Any, study: Any, worker: int) -> Any:
         """CMA-ES on the numbers, with the choices of the best trial so far held fixed."""
         if not _completed_trials(study):
             return study.sampler
@@ -199,27 +199,27 @@ class _OptunaAsk:
     def __init__(self, trial: Any) -> None:
         self.trial = trial
 
-    def choice(self, name: str, options: Any) -> Any:
+    def suggest_option(self, name: str, options: Any) -> Any:
         return self.trial.suggest_categorical(name, list(options))
 
-    def real(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+    def suggest_real_number(self, name: str, low: float, high: float, *, log: bool = False) -> float:
         return self.trial.suggest_float(name, low, high, log=log)
 
-    def integer(self, name: str, low: int, high: int) -> int:
+    def suggest_whole_number(self, name: str, low: int, high: int) -> int:
         return self.trial.suggest_int(name, low, high, log=True)
 
 
-def storage_url(storage: str | None) -> str | None:
+def optuna_storage_url(storage: str | None) -> str | None:
     """An Optuna URL; a plain path is an SQLite file."""
     return storage if storage is None or "://" in storage else f"sqlite:///{storage}"
 
 
-def best_value(trials: list[Trial]) -> float:
+def best_trial_value(trials: list[Trial]) -> float:
     """The best value; -inf without any."""
     return max((t.value for t in trials if np.isfinite(t.value)), default=-np.inf)
 
 
-def best_so_far(trials: list[Trial]) -> list[tuple[int, float, float]]:
+def best_value_curve(trials: list[Trial]) -> list[tuple[int, float, float]]:
     """(trials, seconds of trials, best value so far) after each trial that improved, and after the last: how easy it
     is."""
     out: list[tuple[int, float, float]] = []
@@ -234,7 +234,7 @@ def best_so_far(trials: list[Trial]) -> list[tuple[int, float, float]]:
     return out
 
 
-def trials_for(curve: list[tuple[int, float, float]], share: float = 0.95) -> int | None:
+def trials_until_share_of_gain(curve: list[tuple[int, float, float]], share: float = 0.95) -> int | None:
     """Trials after which this share of the final gain over LOO (ratio 1) had been found; None if there was no gain."""
     if not curve or curve[-1][2] <= 1:
         return None
@@ -242,7 +242,7 @@ def trials_for(curve: list[tuple[int, float, float]], share: float = 0.95) -> in
     return next(n for n, _, best in curve if best >= wanted)
 
 
-def importances(study: Any) -> dict[str, dict[str, float]]:
+def parameter_importances(study: Any) -> dict[str, dict[str, float]]:
     """Which parameters mattered, by Optuna's PED-ANOVA (fANOVA needs scikit-learn, which the core does without): over
     all trials, and within the family of the best one.
 
@@ -251,7 +251,7 @@ def importances(study: Any) -> dict[str, dict[str, float]]:
     """
     if study is None:
         return {}
-    optuna = _load_optuna()
+    optuna = _import_quiet_optuna()
     done = [t for t in study.get_trials(deepcopy=False) if t.state == optuna.trial.TrialState.COMPLETE]
     if len(done) < 10:
         return {}
@@ -276,7 +276,7 @@ def importances(study: Any) -> dict[str, dict[str, float]]:
     return out
 
 
-def _planned_trials(budget: Budget, n_done: int, seconds: float) -> float:
+def _estimate_planned_trials(budget: Budget, n_done: int, seconds: float) -> float:
     """Trials in all, as far as can be told: from the budget, or from the pace so far."""
     return budget.trials if np.isfinite(budget.trials) else max(n_done, 1) * budget.seconds / max(seconds, 1e-9)
 
@@ -297,7 +297,7 @@ def _completed_trials(study: Any) -> list[Trial]:
     return out
 
 
-def _load_optuna() -> Any:
+def _import_quiet_optuna() -> Any:
     """Optuna, loaded when first searched with; it need not be there to use what it found."""
     import optuna
 

@@ -31,15 +31,15 @@ SPACE_VERSION = 1
 class Ask(Protocol):
     """Where values come from."""
 
-    def choice(self, name: str, options: Sequence[Any]) -> Any:
+    def suggest_option(self, name: str, options: Sequence[Any]) -> Any:
         """One of the options (plain JSON values)."""
         ...
 
-    def real(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+    def suggest_real_number(self, name: str, low: float, high: float, *, log: bool = False) -> float:
         """A number in [low, high]."""
         ...
 
-    def integer(self, name: str, low: int, high: int) -> int:
+    def suggest_whole_number(self, name: str, low: int, high: int) -> int:
         """An integer in [low, high], on a logarithmic scale."""
         ...
 
@@ -80,7 +80,9 @@ class Space:
         self.families = tuple(f for f in every if not self.families or f in self.families)
 
     @classmethod
-    def of(cls, rollouts: Rollouts | Sequence[Rollouts], *, window: int = 0, embedding: bool = False) -> Space:
+    def from_rollout_tables(
+        cls, rollouts: Rollouts | Sequence[Rollouts], *, window: int = 0, embedding: bool = False
+    ) -> Space:
         """The space for one table, or for the columns that several have in common.
 
         Args:
@@ -92,7 +94,7 @@ class Space:
         numeric = [c for c in shared if all(_is_numeric_column(t.tasks, c) for t in tables)]
         return cls(tuple(numeric), tuple(c for c in shared if c not in numeric), embedding, window)
 
-    def beginning_at(self, baseline: Baseline) -> Space:
+    def with_start_baseline(self, baseline: Baseline) -> Space:
         """The same space with a baseline of one's own in it.
 
         Raises:
@@ -113,90 +115,103 @@ class Space:
             **{k: getattr(self, k) for k in self.__dataclass_fields__},
         }
 
-    def build(self, ask: Ask, bank: Bank) -> LinearSmoother:
+    def build_baseline(self, ask: Ask, bank: Bank) -> LinearSmoother:
         """The baseline that the answers describe, fitted (features come from the bank)."""
-        family = ask.choice("family", self.families)
+        family = ask.suggest_option("family", self.families)
         window = 0
         decay = 1.0
         if self.window:
-            window = ask.choice("window", [0, self.window // 4, self.window // 2, self.window])
+            window = ask.suggest_option("window", [0, self.window // 4, self.window // 2, self.window])
             if window:
-                decay = ask.choice("decay", [1.0, 0.98, 0.95, 0.9])
-        shrinkage = ask.real("shrinkage", 0.0, 1.0)
+                decay = ask.suggest_option("decay", [1.0, 0.98, 0.95, 0.9])
+        shrinkage = ask.suggest_real_number("shrinkage", 0.0, 1.0)
         shrinkage = shrinkage if shrinkage > 0.02 else 0.0
         if family == "start" and self.start is not None:
-            numbers = {path: ask.real(path, v / 8, v * 8, log=True) for path, v in _numbers_of(self.start).items()}
-            config = _with_numbers(self.start, numbers) | {"window": window, "decay": decay, "shrinkage": shrinkage}
-            return bank.rebuild(config)
+            numbers = {
+                path: ask.suggest_real_number(path, v / 8, v * 8, log=True)
+                for path, v in _collect_positive_numbers(self.start).items()
+            }
+            config = _replace_numbers(self.start, numbers) | {"window": window, "decay": decay, "shrinkage": shrinkage}
+            return bank.rebuild_from_config(config)
         if family == "kriging":
-            kernels, variances = self._covariances(ask, bank)
-            nugget = ask.real("nugget", 1e-3, 10.0, log=True)
+            kernels, variances = self._build_covariances(ask, bank)
+            nugget = ask.suggest_real_number("nugget", 1e-3, 10.0, log=True)
             return Kriging(kernels, variances, nugget, window=window, decay=decay, shrinkage=shrinkage)
-        return KernelBaseline(self._any_kernel(family, ask, bank), window=window, decay=decay, shrinkage=shrinkage)
+        return KernelBaseline(
+            self._build_kernel_of_family(family, ask, bank), window=window, decay=decay, shrinkage=shrinkage
+        )
 
-    def _any_kernel(self, family: str, ask: Ask, bank: Bank) -> Kernel:
+    def _build_kernel_of_family(self, family: str, ask: Ask, bank: Bank) -> Kernel:
         if family == "softmax":
-            return Softmax(self._text_feature(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
+            return Softmax(
+                self._choose_text_feature(ask, bank), ask.suggest_real_number("temperature", 0.02, 3.0, log=True)
+            )
         if family == "cosine":
-            return Cosine(self._text_feature(ask, bank))
+            return Cosine(self._choose_text_feature(ask, bank))
         if family == "rbf":
-            return self._rbf_kernel(ask, bank)
+            return self._build_rbf_kernel(ask, bank)
         if family == "nearest":
-            return Nearest(self._text_feature(ask, bank), ask.integer("k", 1, 64))
+            return Nearest(self._choose_text_feature(ask, bank), ask.suggest_whole_number("k", 1, 64))
         if family == "buckets":
-            return Buckets(self._numeric_feature(ask, bank), ask.integer("buckets", 2, 12))
+            return Buckets(self._choose_numeric_feature(ask, bank), ask.suggest_whole_number("buckets", 2, 12))
         if family == "same":
-            return self._same_kernel(ask, bank)
-        first = Softmax(self._text_feature(ask, bank), ask.real("temperature", 0.02, 3.0, log=True))
+            return self._build_same_kernel(ask, bank)
+        first = Softmax(
+            self._choose_text_feature(ask, bank), ask.suggest_real_number("temperature", 0.02, 3.0, log=True)
+        )
         second = (
-            self._same_kernel(ask, bank)
-            if self.category_columns and ask.choice("partner", ["number", "same"]) == "same"
-            else self._rbf_kernel(ask, bank)
+            self._build_same_kernel(ask, bank)
+            if self.category_columns and ask.suggest_option("partner", ["number", "same"]) == "same"
+            else self._build_rbf_kernel(ask, bank)
         )
         if family == "product":
             return Product([first, second])
-        share = ask.real("share", 0.05, 0.95)
+        share = ask.suggest_real_number("share", 0.05, 0.95)
         return Mixture([first, second], [share, 1 - share])
 
-    def _covariances(self, ask: Ask, bank: Bank) -> tuple[list[Kernel], list[float]]:
-        text = self._text_feature(ask, bank)
-        sharp = ask.choice("covariance", ["cosine", "softmax"]) == "softmax"
-        kernels: list[Kernel] = [Softmax(text, ask.real("temperature", 0.02, 3.0, log=True)) if sharp else Cosine(text)]
-        variances = [ask.real("variance_text", 1e-3, 30.0, log=True)]
-        kernels.append(self._rbf_kernel(ask, bank))
-        variances.append(ask.real("variance_number", 1e-3, 30.0, log=True))
+    def _build_covariances(self, ask: Ask, bank: Bank) -> tuple[list[Kernel], list[float]]:
+        text = self._choose_text_feature(ask, bank)
+        sharp = ask.suggest_option("covariance", ["cosine", "softmax"]) == "softmax"
+        kernels: list[Kernel] = [
+            Softmax(text, ask.suggest_real_number("temperature", 0.02, 3.0, log=True)) if sharp else Cosine(text)
+        ]
+        variances = [ask.suggest_real_number("variance_text", 1e-3, 30.0, log=True)]
+        kernels.append(self._build_rbf_kernel(ask, bank))
+        variances.append(ask.suggest_real_number("variance_number", 1e-3, 30.0, log=True))
         if self.category_columns:
-            kernels.append(self._same_kernel(ask, bank))
-            variances.append(ask.real("variance_same", 1e-3, 30.0, log=True))
+            kernels.append(self._build_same_kernel(ask, bank))
+            variances.append(ask.suggest_real_number("variance_same", 1e-3, 30.0, log=True))
         return kernels, variances
 
-    def _rbf_kernel(self, ask: Ask, bank: Bank) -> Rbf:
-        return Rbf(self._numeric_feature(ask, bank), ask.real("length_scale", 0.03, 3.0, log=True))
+    def _build_rbf_kernel(self, ask: Ask, bank: Bank) -> Rbf:
+        return Rbf(
+            self._choose_numeric_feature(ask, bank), ask.suggest_real_number("length_scale", 0.03, 3.0, log=True)
+        )
 
-    def _same_kernel(self, ask: Ask, bank: Bank) -> Same:
+    def _build_same_kernel(self, ask: Ask, bank: Bank) -> Same:
         name = (
             self.category_columns[0]
             if len(self.category_columns) == 1
-            else ask.choice("category", self.category_columns)
+            else ask.suggest_option("category", self.category_columns)
         )
-        return Same(bank.get(CategoryColumn(name)))  # type: ignore[arg-type]
+        return Same(bank.get_fitted_feature(CategoryColumn(name)))  # type: ignore[arg-type]
 
-    def _numeric_feature(self, ask: Ask, bank: Bank) -> Feature:
+    def _choose_numeric_feature(self, ask: Ask, bank: Bank) -> Feature:
         if not self.number_columns:
-            return bank.get(LogLength())
-        name = ask.choice("number", ["log_length", *self.number_columns])
-        return bank.get(LogLength() if name == "log_length" else NumberColumn(name))
+            return bank.get_fitted_feature(LogLength())
+        name = ask.suggest_option("number", ["log_length", *self.number_columns])
+        return bank.get_fitted_feature(LogLength() if name == "log_length" else NumberColumn(name))
 
-    def _text_feature(self, ask: Ask, bank: Bank) -> Feature:
-        kind = ask.choice("text", ["word", "char", *(("embedding",) if self.embedding else ())])
+    def _choose_text_feature(self, ask: Ask, bank: Bank) -> Feature:
+        kind = ask.suggest_option("text", ["word", "char", *(("embedding",) if self.embedding else ())])
         if kind == "embedding":
-            return bank.get(Embedding())
-        sublinear = ask.choice("sublinear", [False, True])
+            return bank.get_fitted_feature(Embedding())
+        sublinear = ask.suggest_option("sublinear", [False, True])
         if kind == "char":  # the dear ones to compute: two variants only
-            return bank.get(Tfidf("char_wb", (2, 4), sublinear, max_features=MAX_FEATURES))
-        skeleton = ask.choice("skeleton", [False, True])
-        ngrams = (1, ask.choice("word_ngrams", [1, 2, 3]))
-        return bank.get(Tfidf("word", ngrams, sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
+            return bank.get_fitted_feature(Tfidf("char_wb", (2, 4), sublinear, max_features=MAX_FEATURES))
+        skeleton = ask.suggest_option("skeleton", [False, True])
+        ngrams = (1, ask.suggest_option("word_ngrams", [1, 2, 3]))
+        return bank.get_fitted_feature(Tfidf("word", ngrams, sublinear, max_features=MAX_FEATURES, skeleton=skeleton))
 
 
 @dataclass
@@ -207,28 +222,28 @@ class Bank:
     tasks: Tasks
     _features: dict[str, Feature] = field(default_factory=dict)
 
-    def get(self, feature: Feature) -> Feature:
+    def get_fitted_feature(self, feature: Feature) -> Feature:
         """This feature, fitted on the tasks' prompts."""
         key = json.dumps(feature.config(), sort_keys=True)
         if key not in self._features:
             self._features[key] = feature.fit(self.tasks)
         return self._features[key]
 
-    def rebuild(self, config: dict[str, Any]) -> LinearSmoother:
+    def rebuild_from_config(self, config: dict[str, Any]) -> LinearSmoother:
         """The baseline of a configuration with this bank's fitted features in place of fresh ones."""
-        return self.refit(from_config(config))
+        return self.put_in_fitted_features(from_config(config))
 
-    def refit(self, baseline: LinearSmoother) -> LinearSmoother:
+    def put_in_fitted_features(self, baseline: LinearSmoother) -> LinearSmoother:
         """Puts this bank's fitted features into a baseline (in place) and returns it."""
-        self._with_features_replaced(baseline)
+        self._replace_features_within(baseline)
         return baseline
 
-    def _with_features_replaced(self, component: Any) -> None:
+    def _replace_features_within(self, component: Any) -> None:
         for name, child in component.children().items():
             if isinstance(child, Feature):
-                setattr(component, name, self.get(child))
+                setattr(component, name, self.get_fitted_feature(child))
             else:
-                self._with_features_replaced(child)
+                self._replace_features_within(child)
 
 
 @dataclass
@@ -240,20 +255,20 @@ class Answers:
     values: dict[str, Any] = field(default_factory=dict)
     kinds: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def choice(self, name: str, options: Sequence[Any]) -> Any:
+    def suggest_option(self, name: str, options: Sequence[Any]) -> Any:
         self.kinds[name] = ("choice", list(options))
         if self.values.get(name) not in options:
             self.values[name] = options[int(self.rng.integers(len(options)))]
         return self.values[name]
 
-    def real(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+    def suggest_real_number(self, name: str, low: float, high: float, *, log: bool = False) -> float:
         self.kinds[name] = ("real", low, high, log)
         if name not in self.values:
             u = self.rng.random()
             self.values[name] = float(low * (high / low) ** u if log else low + (high - low) * u)
         return self.values[name]
 
-    def integer(self, name: str, low: int, high: int) -> int:
+    def suggest_whole_number(self, name: str, low: int, high: int) -> int:
         self.kinds[name] = ("integer", low, high)
         if name not in self.values:
             self.values[name] = int(min(high, low * ((high + 1) / low) ** self.rng.random()))
@@ -299,33 +314,33 @@ STARTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def starts(space: Space) -> list[dict[str, Any]]:
+def list_starting_points(space: Space) -> list[dict[str, Any]]:
     """The starting points that a space allows, with its longest window where it has one."""
     extra = {"window": space.window, "decay": 1.0, "number": "log_length", "partner": "number"}
     usual = [{**s, **extra} for s in STARTS if s["family"] in space.families]
     if space.start is None:
         return usual
     own = {"family": "start", "window": space.window if space.start["window"] else 0, "decay": 1.0}
-    return [{**own, "shrinkage": space.start["shrinkage"], **_numbers_of(space.start)}, *usual]
+    return [{**own, "shrinkage": space.start["shrinkage"], **_collect_positive_numbers(space.start)}, *usual]
 
 
 _OF_EVERY_SMOOTHER = ("window", "decay", "shrinkage")
 
 
-def _numbers_of(config: dict[str, Any], inside: str = "start") -> dict[str, float]:
+def _collect_positive_numbers(config: dict[str, Any], inside: str = "start") -> dict[str, float]:
     """The positive numbers of a configuration by their place, without those that every smoother has."""
     out: dict[str, float] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            out |= _numbers_of(value, f"{inside}.{name}")
+            out |= _collect_positive_numbers(value, f"{inside}.{name}")
         elif isinstance(value, float) and value > 0 and name not in _OF_EVERY_SMOOTHER:
             out[f"{inside}.{name}"] = value
     return out
 
 
-def _with_numbers(config: dict[str, Any], numbers: dict[str, float], inside: str = "start") -> dict[str, Any]:
+def _replace_numbers(config: dict[str, Any], numbers: dict[str, float], inside: str = "start") -> dict[str, Any]:
     return {
-        name: _with_numbers(value, numbers, f"{inside}.{name}")
+        name: _replace_numbers(value, numbers, f"{inside}.{name}")
         if isinstance(value, dict)
         else numbers.get(f"{inside}.{name}", value)
         for name, value in config.items()

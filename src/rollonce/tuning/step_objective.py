@@ -20,9 +20,9 @@ from rollonce.baselines.tags import Cost
 from rollonce.errors import InputError
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate
-from rollonce.scoring.batches import draw_columns, others_of, shuffle_heads
+from rollonce.scoring.batches import draw_distinct_columns, permutation_heads, pick_other_tasks
 from rollonce.scoring.quantities import Design, Quantity
-from rollonce.scoring.step_prediction import UNMEASURED, DrawnSteps, exponents_for, joined
+from rollonce.scoring.step_prediction import UNMEASURED, DrawnSteps, exponents_to_predict, geometric_mean_estimate
 from rollonce.tuning.objective import Comparison, Objective
 from rollonce.tuning.space import Bank
 
@@ -63,66 +63,70 @@ class StepObjective:
         self.bank = self.bank or Bank(self.rollouts.tasks)
         targets = np.arange(n) if self.targets is None else np.asarray(self.targets)
         self.batch_size = min(self.batch_size, max(2, 2 * len(targets) // 3))
-        heads_KB = draw_columns(len(targets), self.batch_size, self.n_batches, np.random.default_rng([self.seed, 32]))
+        heads_KB = draw_distinct_columns(
+            len(targets), self.batch_size, self.n_batches, np.random.default_rng([self.seed, 32])
+        )
         self.design, self._rows_KB = Design(heads_KB, len(targets)), targets[heads_KB]
         self._columns: dict[int, IntArray] = {0: self._rows_KB}
         self._steps = DrawnSteps(
             self.rollouts,
             self.batch_size,
-            self.columns,
+            self.columns_with_window,
             seed=self.seed,
             exponents=self.exponents,
             n_batches=self.n_batches,
         )
-        self._loo = self._steps.inverse_norms(LeaveOneOut(), 0)
+        self._loo = self._steps.baseline_inverse_norms(LeaveOneOut(), 0)
 
-    def columns(self, window: int) -> IntArray:
+    def columns_with_window(self, window: int) -> IntArray:
         """The common batches, each with a window of that many other tasks of the table (K, B + window)."""
         if window not in self._columns:
             u_KH = np.random.default_rng([self.seed, 33]).random((window, self.n_batches)).T
-            picks = shuffle_heads(self.rollouts.n_tasks - self.batch_size, u_KH)
-            others = others_of(self._rows_KB, picks, self.rollouts.n_tasks)
+            picks = permutation_heads(self.rollouts.n_tasks - self.batch_size, u_KH)
+            others = pick_other_tasks(self._rows_KB, picks, self.rollouts.n_tasks)
             self._columns[window] = np.concatenate([self._rows_KB, others], axis=1)
         return self._columns[window]
 
-    def value(self, baseline: LinearSmoother) -> float:
+    def value_of_baseline(self, baseline: LinearSmoother) -> float:
         """Predicted progress over the in-batch LOO mean's; NaN where LOO makes no step at all."""
-        own = self._inverse_norms(baseline)
+        own = self._timed_inverse_norms(baseline)
         return _ratio_of_means(own, [loo_K[: len(own[0])] for loo_K in self._loo])
 
-    def compare(self, baseline: LinearSmoother, plain: LinearSmoother) -> Comparison:
+    def compare_with_plain(self, baseline: LinearSmoother, plain: LinearSmoother) -> Comparison:
         """A baseline beside the in-batch LOO mean and a plain mean, on the same batches: standard errors of the gain
         over tasks, of several exponents the smallest."""
-        own = self._inverse_norms(baseline)
+        own = self._timed_inverse_norms(baseline)
         n = len(own[0])
-        mean = [values_K[:n] for values_K in self._inverse_norms(plain)]
+        mean = [values_K[:n] for values_K in self._timed_inverse_norms(plain)]
         gains = [self._quantity_of_batches(own_K - plain_K) for own_K, plain_K in zip(own, mean, strict=True)]
         z = min(g.value / g.standard_error if g.standard_error > 0 else 0.0 for g in gains)
         return Comparison(_ratio_of_means(own, [loo_K[:n] for loo_K in self._loo]), _ratio_of_means(own, mean), z)
 
-    def progress(self, baseline: Baseline | CrossFitted) -> Estimate:
+    def predicted_progress(self, baseline: Baseline | CrossFitted) -> Estimate:
         """Predicted progress over the in-batch LOO mean's, with its paired 95% interval over tasks."""
-        own = self._inverse_norms(baseline.twin())
+        own = self._timed_inverse_norms(baseline.twin())
         ratios = []
         for own_K, loo_K in zip(own, self._loo, strict=True):
             ratios.append(
-                (self._quantity_of_batches(own_K) / self._quantity_of_batches(loo_K[: len(own_K)])).estimate()
+                (
+                    self._quantity_of_batches(own_K) / self._quantity_of_batches(loo_K[: len(own_K)])
+                ).estimate_with_interval()
             )
-        return joined(ratios)
+        return geometric_mean_estimate(ratios)
 
-    def _inverse_norms(self, baseline: Baseline | CrossFitted) -> list[FloatArray]:
+    def _timed_inverse_norms(self, baseline: Baseline | CrossFitted) -> list[FloatArray]:
         begin = time.perf_counter()
         window = min(int(getattr(baseline, "window", 0)), self.rollouts.n_tasks - self.batch_size)
         expensive = window > 0 and baseline.tags.cost >= Cost.SOLVE
-        norms = self._steps.inverse_norms(baseline, window, _EXPENSIVE_BATCHES if expensive else None)
+        norms = self._steps.baseline_inverse_norms(baseline, window, _EXPENSIVE_BATCHES if expensive else None)
         self.seconds_scoring += time.perf_counter() - begin
         return norms
 
     def _quantity_of_batches(self, values_K: FloatArray) -> Quantity:
-        return Design(self.design.tasks_KB[: len(values_K)], self.design.n_tasks).of_batches(values_K)
+        return Design(self.design.tasks_KB[: len(values_K)], self.design.n_tasks).mean_over_batches(values_K)
 
 
-def objective_for(
+def exponents_of_objective(
     name: str, exponent: float | None, rollouts: Sequence[Rollouts]
 ) -> tuple[Sequence[float] | None, str]:
     """The exponents of a step's objective, None for that of B_eff; and what the reader must know of them, or "".
@@ -147,10 +151,10 @@ def objective_for(
         "The exponent of the surprisal was not measured for this policy (rollonce noise --save exponent.json, then "
         "--exponent exponent.json): what counts is the geometric mean of the progress predicted for 1 and for 2."
     )
-    return exponents_for(exponent), unmeasured if exponent is None else ""
+    return exponents_to_predict(exponent), unmeasured if exponent is None else ""
 
 
-def make_objective(
+def make_tuning_objective(
     exponents: Sequence[float] | None,
     rollouts: Rollouts,
     batch_size: int,
@@ -172,4 +176,4 @@ def _ratio_of_means(own: Sequence[FloatArray], other: Sequence[FloatArray]) -> f
     return float(np.exp(np.log(means[:, 0] / means[:, 1]).mean())) if (means > 0).all() else np.nan
 
 
-__all__ = ["OBJECTIVES", "ObjectiveName", "StepObjective", "make_objective", "objective_for"]
+__all__ = ["OBJECTIVES", "ObjectiveName", "StepObjective", "exponents_of_objective", "make_tuning_objective"]

@@ -21,15 +21,15 @@ import numpy as np
 
 from rollonce.baselines import Baseline, KernelBaseline, LeaveOneOut, SelfTuning, published_tfidf
 from rollonce.errors import InputError
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 from rollonce.kernels import Buckets
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
-from rollonce.scoring import CrossFitted, Estimate, Scorer, check_scorable, cross_fit
-from rollonce.scoring.step_prediction import StepPredictor, between
+from rollonce.scoring import CrossFitted, Estimate, Scorer, check_can_be_scored, cross_fit_baseline
+from rollonce.scoring.step_prediction import StepPredictor, join_over_exponents
 from rollonce.tuning.objective import Objective
-from rollonce.tuning.parts import by_prompt, divide
-from rollonce.tuning.space import Answers, Bank, Space, starts
-from rollonce.tuning.step_objective import ObjectiveName, StepObjective, make_objective, objective_for
+from rollonce.tuning.parts import divide_tasks_by_shares, fold_of_each_prompt
+from rollonce.tuning.space import Answers, Bank, Space, list_starting_points
+from rollonce.tuning.step_objective import ObjectiveName, StepObjective, exponents_of_objective, make_tuning_objective
 
 FOLDS = 3
 Measure = Callable[[Baseline | CrossFitted], Estimate]
@@ -70,11 +70,11 @@ class TransferResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; NaN becomes null."""
         cells = {name: [c._asdict() | {"ratio": list(c.ratio)} for c in row] for name, row in self.rows.items()}
-        return plain_json(
+        return convert_to_plain_json(
             {
                 "columns": self.columns,
                 "rows": cells,
-                "geometric_means": {name: geometric_mean(row) for name, row in self.rows.items()},
+                "geometric_means": {name: geometric_mean_of_ratios(row) for name, row in self.rows.items()},
                 "sentences": self.sentences,
                 "settings": self.settings,
             }
@@ -95,9 +95,9 @@ class _CandidatesOnSet:
     ) -> None:
         self.rollouts, self.bank = rollouts, Bank(rollouts.tasks)
         n = rollouts.n_tasks
-        self.folds = divide(rollouts, [1.0] * FOLDS, seed)
+        self.folds = divide_tasks_by_shares(rollouts, [1.0] * FOLDS, seed)
         self.fold_of_N: IntArray = np.zeros(n, dtype=np.int64)
-        make = partial(make_objective, exponents, bank=self.bank)
+        make = partial(make_tuning_objective, exponents, bank=self.bank)
         self.whole = make(rollouts, batch_size, n_batches, seed)
         self.without: list[Objective | StepObjective] = []
         self.strict = True
@@ -112,14 +112,14 @@ class _CandidatesOnSet:
         self.values_C: FloatArray = np.full(n_candidates, np.nan)
         self.values_FC: FloatArray = np.full((FOLDS, n_candidates), np.nan)
 
-    def evaluate(self, c: int, config: dict[str, Any]) -> None:
-        baseline = self.bank.rebuild(config)
-        self.values_C[c] = self.whole.value(baseline)
+    def evaluate_candidate(self, c: int, config: dict[str, Any]) -> None:
+        baseline = self.bank.rebuild_from_config(config)
+        self.values_C[c] = self.whole.value_of_baseline(baseline)
         for f, objective in enumerate(self.without):
-            self.values_FC[f, c] = objective.value(baseline)
+            self.values_FC[f, c] = objective.value_of_baseline(baseline)
 
 
-def candidates(space: Space, n: int, seed: int) -> list[dict[str, Any]]:
+def draw_candidate_configs(space: Space, n: int, seed: int) -> list[dict[str, Any]]:
     """Configurations: LOO, the starting points, and random ones; no reward is looked at."""
     from rollonce.rollouts import Tasks
 
@@ -131,14 +131,14 @@ def candidates(space: Space, n: int, seed: int) -> list[dict[str, Any]]:
         )
     )
     out: list[dict[str, Any]] = [LeaveOneOut().config()]
-    for values in starts(space):
-        out.append(space.build(Answers(rng, dict(values)), blank).config())
+    for values in list_starting_points(space):
+        out.append(space.build_baseline(Answers(rng, dict(values)), blank).config())
     while len(out) < n:
-        out.append(space.build(Answers(rng), blank).config())
+        out.append(space.build_baseline(Answers(rng), blank).config())
     return out[:n]
 
 
-def transfer(
+def measure_kernel_transfer(
     tables: Sequence[Rollouts],
     *,
     n_candidates: int = 120,
@@ -175,20 +175,20 @@ def transfer(
             f"two sets are called {next(n for n in names if names.count(n) > 1)!r}; rename one of the files"
         )
     for table in tables:
-        check_scorable(table, batch_size)
-    exponents, note = objective_for(objective, exponent, tables)
-    space = Space.of(tables)
-    configs = candidates(space, n_candidates, seed)
+        check_can_be_scored(table, batch_size)
+    exponents, note = exponents_of_objective(objective, exponent, tables)
+    space = Space.from_rollout_tables(tables)
+    configs = draw_candidate_configs(space, n_candidates, seed)
     choices = [_CandidatesOnSet(t, batch_size, n_batches, seed, len(configs), exponents) for t in tables]
     total, done = len(configs) * len(tables), 0
     for choice in choices:
         for c, config in enumerate(configs):
-            choice.evaluate(c, config)
+            choice.evaluate_candidate(c, config)
             done += 1
             if progress:
                 progress(f"candidates on {choice.rollouts.name}", done, total)
-    log_SC = _log_or_worst(np.array([c.values_C for c in choices]))
-    log_SFC = _log_or_worst(np.array([c.values_FC for c in choices]))
+    log_SC = _log_or_worst_value(np.array([c.values_C for c in choices]))
+    log_SFC = _log_or_worst_value(np.array([c.values_FC for c in choices]))
     pool_F = [int(np.argmax(log_SFC[:, f].mean(axis=0))) for f in range(FOLDS)]
     others_S = [int(np.argmax(np.delete(log_SC, s, axis=0).mean(axis=0))) for s in range(len(tables))]
     own_S = [int(np.argmax(log_SC[s])) for s in range(len(tables))]
@@ -204,34 +204,38 @@ def transfer(
         if progress:
             progress(f"scoring {names[s]}", s, len(tables))
         scorer = Scorer(tables[s], batch_size, report_batches, resamples, seed=seed + 1)
-        measure = _measure_of(scorer, exponents)
+        measure = _make_cell_measure(scorer, exponents)
         known: dict[int, Cell] = {}
 
-        def plain(
+        def measure_plain_cell(
             c: int, choice: _CandidatesOnSet = choice, measure: Measure = measure, known: dict[int, Cell] = known
         ) -> Cell:
             if c not in known:
-                baseline = choice.bank.rebuild(configs[c])
+                baseline = choice.bank.rebuild_from_config(configs[c])
                 known[c] = Cell(measure(baseline), baseline.label, False)
             return known[c]
 
-        def fitted(picks: Sequence[int], choice: _CandidatesOnSet = choice, measure: Measure = measure) -> Cell:
-            chosen = {c: choice.bank.rebuild(configs[c]) for c in picks}
-            serving = CrossFitted([chosen[c] for c in picks], by_prompt(choice.rollouts, choice.fold_of_N))
+        def measure_cross_fitted_cell(
+            picks: Sequence[int], choice: _CandidatesOnSet = choice, measure: Measure = measure
+        ) -> Cell:
+            chosen = {c: choice.bank.rebuild_from_config(configs[c]) for c in picks}
+            serving = CrossFitted([chosen[c] for c in picks], fold_of_each_prompt(choice.rollouts, choice.fold_of_N))
             return Cell(measure(serving), serving.label, True)
 
         for a, name in enumerate(names):
             own = a == s
             rows[f"tuned on {name}"].append(
-                fitted([int(np.argmax(log_SFC[s, f])) for f in range(FOLDS)]) if own else plain(own_S[a])
+                measure_cross_fitted_cell([int(np.argmax(log_SFC[s, f])) for f in range(FOLDS)])
+                if own
+                else measure_plain_cell(own_S[a])
             )
-        rows[POOL].append(fitted(pool_F))
-        rows[OTHERS].append(plain(others_S[s]))
+        rows[POOL].append(measure_cross_fitted_cell(pool_F))
+        rows[OTHERS].append(measure_plain_cell(others_S[s]))
         for name, baseline in published.items():
             rows[name].append(Cell(measure(baseline.fit(tables[s].tasks)), baseline.label, False))
         if self_tuning:
-            of_its_own = _measure_of(Scorer(tables[s], batch_size, n_batches=4000, seed=seed), exponents)
-            serving = cross_fit(SelfTuning(), tables[s], seed=seed)
+            of_its_own = _make_cell_measure(Scorer(tables[s], batch_size, n_batches=4000, seed=seed), exponents)
+            serving = cross_fit_baseline(SelfTuning(), tables[s], seed=seed)
             rows[SELF_TUNING].append(Cell(of_its_own(serving), serving.label, True))
     settings = {
         "n_candidates": len(configs),
@@ -246,26 +250,26 @@ def transfer(
     if exponents is not None:
         settings |= {"objective": objective, "exponents": list(exponents)}
     result = TransferResult(names, rows, [], settings)
-    result.sentences = [sentence(name, cells, names) for name, cells in rows.items() if name != "LOO mean"]
+    result.sentences = [sentence_about_row(name, cells, names) for name, cells in rows.items() if name != "LOO mean"]
     result.sentences += [note] if note else []
     return result
 
 
-def _measure_of(scorer: Scorer, exponents: Sequence[float] | None) -> Measure:
+def _make_cell_measure(scorer: Scorer, exponents: Sequence[float] | None) -> Measure:
     """The ratio of a baseline's B_eff to LOO's, or its step's predicted progress."""
     if exponents is None:
-        return lambda baseline: scorer.score(baseline).ratio
+        return lambda baseline: scorer.score_baseline(baseline).ratio
     predictor = StepPredictor(scorer, tuple(exponents))
-    return lambda baseline: between(predictor.predict(baseline))[0]
+    return lambda baseline: join_over_exponents(predictor.predict_step_progress(baseline))[0]
 
 
-def geometric_mean(cells: Sequence[Cell]) -> float:
+def geometric_mean_of_ratios(cells: Sequence[Cell]) -> float:
     """Geometric mean of the ratios."""
     values = np.array([c.ratio.value for c in cells])
     return float(np.exp(np.mean(np.log(values)))) if (values > 0).all() else np.nan
 
 
-def sentence(name: str, cells: Sequence[Cell], columns: Sequence[str]) -> str:
+def sentence_about_row(name: str, cells: Sequence[Cell], columns: Sequence[str]) -> str:
     """A row in plain words: where it gains, where it loses (the interval excludes 1), and how many sets cannot tell."""
     gains = [f"{c} ({cell.ratio:.2f})" for c, cell in zip(columns, cells, strict=True) if cell.ratio.low > 1]
     losses = [f"{c} ({cell.ratio:.2f})" for c, cell in zip(columns, cells, strict=True) if cell.ratio.high < 1]
@@ -281,9 +285,9 @@ def sentence(name: str, cells: Sequence[Cell], columns: Sequence[str]) -> str:
     what = f" ({labels.pop()})" if len(labels) == 1 and name.startswith("tuned on") else ""
     return (
         f"{name[0].upper()}{name[1:]}{what}: {'; '.join(p for p in parts if p)}; geometric mean "
-        f"{geometric_mean(cells):.2f}."
+        f"{geometric_mean_of_ratios(cells):.2f}."
     )
 
 
-def _log_or_worst(values: FloatArray) -> FloatArray:
+def _log_or_worst_value(values: FloatArray) -> FloatArray:
     return np.where(np.isfinite(values) & (values > 0), np.log(np.maximum(values, 1e-9)), -10.0)

@@ -18,15 +18,29 @@ import numpy as np
 
 from rollonce.baselines import Baseline, LeaveOneOut, LinearSmoother, SelfTuning, published_tfidf
 from rollonce.errors import InputError
-from rollonce.files import plain_json
+from rollonce.files import convert_to_plain_json
 from rollonce.rollouts import IntArray, Rollouts
-from rollonce.scoring import CrossFitted, Estimate, Scorer, check_scorable
-from rollonce.scoring.batches import draw_rewards
+from rollonce.scoring import CrossFitted, Estimate, Scorer, check_can_be_scored
+from rollonce.scoring.batches import draw_one_reward_each
 from rollonce.tuning.objective import Comparison
-from rollonce.tuning.parts import CROSS_FIT_BELOW, Judged, ReportPart, by_prompt, divide, split
-from rollonce.tuning.search import Budget, Search, Trial, best_so_far, importances, trials_for
+from rollonce.tuning.parts import (
+    CROSS_FIT_BELOW,
+    Judged,
+    ReportPart,
+    divide_tasks_by_shares,
+    fold_of_each_prompt,
+    split_for_tuning,
+)
+from rollonce.tuning.search import (
+    Budget,
+    Search,
+    Trial,
+    best_value_curve,
+    parameter_importances,
+    trials_until_share_of_gain,
+)
 from rollonce.tuning.space import Bank, Space
-from rollonce.tuning.step_objective import ObjectiveName, make_objective, objective_for
+from rollonce.tuning.step_objective import ObjectiveName, exponents_of_objective, make_tuning_objective
 
 FOLDS = 5
 # The best few of the tune part, and the self-tuning baseline, compete on the choose part; the winner must beat LOO by
@@ -116,7 +130,7 @@ class TuneResult:
             out["reported" if k == "score" else k] = getattr(self.judged, k)
         out["over_published"] = self.judged.over_published
         out["optimism"] = self.optimism
-        return plain_json(out)
+        return convert_to_plain_json(out)
 
 
 def tune(
@@ -161,17 +175,17 @@ def tune(
     Raises:
         InputError: if no batch can be drawn, or a setting makes no sense.
     """
-    check_scorable(rollouts, batch_size)
+    check_can_be_scored(rollouts, batch_size)
     if np.ptp(rollouts.rewards_R) == 0:
         raise InputError(
             f"all {rollouts.n_rollouts} rewards are {rollouts.rewards_R[0]:g}: there is nothing to tune",
             file=rollouts.source or None,
         )
-    exponents, note = objective_for(objective, exponent, [rollouts])
-    budget = Budget.parse(budget) if isinstance(budget, str) else budget
-    space = Space.of(rollouts, window=window, embedding=embedding)
+    exponents, note = exponents_of_objective(objective, exponent, [rollouts])
+    budget = Budget.from_budget_text(budget) if isinstance(budget, str) else budget
+    space = Space.from_rollout_tables(rollouts, window=window, embedding=embedding)
     if start is not None:
-        space = space.beginning_at(start)
+        space = space.with_start_baseline(start)
     settings = {
         "batch_size": batch_size,
         "window": window,
@@ -193,7 +207,7 @@ def tune(
         sampler,
         seed,
         storage,
-        _fingerprint(rollouts, settings),
+        _fingerprint_search(rollouts, settings),
         progress,
         exponents,
     )
@@ -203,14 +217,14 @@ def tune(
     notes: list[str] = [note] if note else []
     labels: list[str] = []
     if rollouts.n_tasks >= CROSS_FIT_BELOW:
-        parts = split(rollouts, seed)
+        parts = split_for_tuning(rollouts, seed)
         outcome = run(parts.tune, parts.choose, "search", budget)
         part = ReportPart(Scorer(*scorer_args, seed=seed + 1, targets=parts.report), exponents)
-        judged = part.judge(outcome.baseline, published, outcome.self_tuning)
+        judged = part.judge_baselines_once(outcome.baseline, published, outcome.self_tuning)
         counts = {k: len(v) for k, v in parts._asdict().items()}
     else:
         each = Budget(budget.trials, budget.seconds / (FOLDS + 1))
-        folds = divide(rollouts, [1.0] * FOLDS, seed)
+        folds = divide_tasks_by_shares(rollouts, [1.0] * FOLDS, seed)
         fold_of_N = np.zeros(rollouts.n_tasks, dtype=np.int64)
         experts: list[LinearSmoother] = []
         learners: list[SelfTuning | None] = []
@@ -225,9 +239,9 @@ def tune(
         labels = [e.label for e in experts]
         outcome = run(*_tune_and_choose(rollouts, np.arange(rollouts.n_tasks), seed), "all tasks", each)
         part = ReportPart(Scorer(*scorer_args, seed=seed + 1), exponents)
-        fold_of = by_prompt(rollouts, fold_of_N)
+        fold_of = fold_of_each_prompt(rollouts, fold_of_N)
         learned = [learner for learner in learners if learner is not None]
-        judged = part.judge(
+        judged = part.judge_baselines_once(
             CrossFitted(experts, fold_of, name="cross-fitted"),
             published,
             CrossFitted(learned, fold_of) if len(learned) == FOLDS else None,
@@ -262,13 +276,13 @@ def tune(
             "decay must be judged in training (rollonce watch)."
         )
     best = max(outcome.trials, key=lambda t: t.value) if outcome.trials else None
-    curve = best_so_far(outcome.trials)
+    curve = best_value_curve(outcome.trials)
     return TuneResult(
         rollouts.name,
         rollouts.source,
         batch_size,
         outcome.baseline,
-        run.bank.rebuild(best.config).label if best else "",
+        run.bank.rebuild_from_config(best.config).label if best else "",
         outcome.is_loo,
         outcome.tuned,
         outcome.chosen,
@@ -277,14 +291,18 @@ def tune(
         bool(labels),
         labels,
         curve,
-        trials_for(curve),
+        trials_until_share_of_gain(curve),
         outcome.importances,
         counts,
         len(outcome.trials),
         float(sum(t.seconds for t in outcome.trials)),
         notes,
         settings
-        | {"n_rollouts": rollouts.n_rollouts, "n_tasks": rollouts.n_tasks, "rollouts_hash": table_hash(rollouts)},
+        | {
+            "n_rollouts": rollouts.n_rollouts,
+            "n_tasks": rollouts.n_tasks,
+            "rollouts_hash": hash_rollout_table(rollouts),
+        },
     )
 
 
@@ -311,12 +329,12 @@ class _Run:
         if len(seen) < self.batch_size:
             table, seen, self.neighbours_everywhere = self.rollouts, np.arange(self.rollouts.n_tasks), True
         in_tune, in_choose = np.isin(seen, tune_at), np.isin(seen, choose_at)
-        make = partial(make_objective, self.exponents, table, self.batch_size, bank=self.bank)
+        make = partial(make_tuning_objective, self.exponents, table, self.batch_size, bank=self.bank)
         objective = make(self.n_batches, self.seed, targets=np.flatnonzero(in_tune))
         name = f"rollonce-{self.rollouts.name}-{self.fingerprint}-{label.split('/')[0].replace(' ', '-')}"
-        search = Search(self.space, self.bank, objective.value, self.sampler, self.seed, self.storage, name)
+        search = Search(self.space, self.bank, objective.value_of_baseline, self.sampler, self.seed, self.storage, name)
         told = self.progress
-        trials = search.run(budget, None if told is None else lambda n, s, b: told(label, n, s, b))
+        trials = search.run_until_budget_spent(budget, None if told is None else lambda n, s, b: told(label, n, s, b))
         # Fresh batches for the choice, so that it does not inherit the luck of the search's.
         again = make(2 * self.n_batches, self.seed + 1000, targets=np.flatnonzero(in_choose))
         winner, best = None, Comparison(-np.inf, -np.inf, np.nan)
@@ -324,14 +342,14 @@ class _Run:
         plain = LeaveOneOut(window=self.space.window)
         finalists = _best_of_each_kind(trials)
         best_tuned = finalists[0].value if finalists else np.nan
-        entrants = [self.bank.rebuild(trial.config) for trial in finalists]
-        entrants += [b for b in (self._self_tuning(tune_at),) if b is not None]
+        entrants = [self.bank.rebuild_from_config(trial.config) for trial in finalists]
+        entrants += [b for b in (self._fit_self_tuning(tune_at),) if b is not None]
         for baseline in entrants:
-            comparison = again.compare(baseline, plain)
+            comparison = again.compare_with_plain(baseline, plain)
             if comparison.over_loo > best.over_loo:
                 winner, best = baseline, comparison
         is_loo = winner is None or not (best.over_plain >= MIN_GAIN and best.z >= MIN_Z)
-        self_tuning = self._self_tuning(np.union1d(tune_at, choose_at))  # all that the search saw
+        self_tuning = self._fit_self_tuning(np.union1d(tune_at, choose_at))  # all that the search saw
         if isinstance(winner, SelfTuning):
             winner = self_tuning or winner
         return Outcome(
@@ -341,18 +359,18 @@ class _Run:
             best.z,
             is_loo,
             trials,
-            importances(search.study),
+            parameter_importances(search.study),
             self_tuning,
         )
 
-    def _self_tuning(self, at: IntArray) -> SelfTuning | None:
+    def _fit_self_tuning(self, at: IntArray) -> SelfTuning | None:
         """The self-tuning baseline, which needs no search, after one random rollout of each of these tasks; None where
         they are too few to learn from."""
         baseline = SelfTuning(window=self.space.window)
         if len(at) < baseline.min_rows:
             return None
         baseline.fit(self.rollouts.tasks)
-        rewards, _ = draw_rewards(self.rollouts, at, np.random.default_rng([self.seed, 7, 1]))
+        rewards, _ = draw_one_reward_each(self.rollouts, at, np.random.default_rng([self.seed, 7, 1]))
         return baseline.fit_rewards(self.rollouts.tasks.take(at), rewards)
 
 
@@ -372,11 +390,11 @@ def _best_of_each_kind(trials: list[Trial]) -> list[Trial]:
 
 def _tune_and_choose(rollouts: Rollouts, at: IntArray, seed: int) -> tuple[IntArray, IntArray]:
     """These tasks in tune (two thirds) and choose (one third)."""
-    first, second = divide(rollouts.select(at), (2.0, 1.0), seed)
+    first, second = divide_tasks_by_shares(rollouts.select(at), (2.0, 1.0), seed)
     return at[first], at[second]
 
 
-def table_hash(rollouts: Rollouts) -> str:
+def hash_rollout_table(rollouts: Rollouts) -> str:
     """A hash of prompts and rewards as read, so that a saved baseline says exactly what it was tuned on."""
     digest = hashlib.sha256()
     for prompt in rollouts.tasks.prompts:
@@ -386,6 +404,6 @@ def table_hash(rollouts: Rollouts) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fingerprint(rollouts: Rollouts, settings: dict[str, Any]) -> str:
+def _fingerprint_search(rollouts: Rollouts, settings: dict[str, Any]) -> str:
     kept = {k: v for k, v in settings.items() if k not in ("resamples", "report_batches", "sampler")}
-    return hashlib.sha256((table_hash(rollouts) + json.dumps(kept, sort_keys=True)).encode()).hexdigest()[:12]
+    return hashlib.sha256((hash_rollout_table(rollouts) + json.dumps(kept, sort_keys=True)).encode()).hexdigest()[:12]

@@ -8,7 +8,7 @@ from rollonce.experiments.engine import Engine
 from rollonce.experiments.spec import Spec
 
 
-def make_engine(spec: Spec, settings: ExperimentSettings) -> Engine:
+def make_experiment_engine(spec: Spec, settings: ExperimentSettings) -> Engine:
     """The engine that the settings name: ``local``, ``tinker`` (our loop on a service) or ``cookbook`` (the stock
     recipe on a service)."""
     if settings.engine == "cookbook":

@@ -22,22 +22,22 @@ class CookbookPath:
     sent_scaled = False
     against = "tinker-cookbook's own compute_advantages and assemble_training_data, as installed"
 
-    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def make_our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.AdvantagePath`."""
         from rollonce.integrations.tinker_cookbook import CookbookRun
 
-        groups, prompts = _trajectory_groups(batch)
+        groups, prompts = _make_trajectory_groups(batch)
         run = CookbookRun(baseline, "", prompts=lambda group, builder, tokenizer: builder)
-        run.step(None, groups, prompts, None)
-        return _assembled_datums(groups, run.advantages_of(groups))
+        run.compute_step_advantages(None, groups, prompts, None)
+        return _assemble_datums(groups, run.look_up_advantages(groups))
 
-    def stock_datums(self, batch: FixedBatch) -> list[Datum]:
+    def make_stock_datums(self, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.AdvantagePath`."""
-        groups, _ = _trajectory_groups(batch)
-        return _assembled_datums(groups, _import_cookbook("rl.data_processing").compute_advantages(groups))
+        groups, _ = _make_trajectory_groups(batch)
+        return _assemble_datums(groups, _import_cookbook_module("rl.data_processing").compute_advantages(groups))
 
 
-def _import_cookbook(name: str) -> Any:
+def _import_cookbook_module(name: str) -> Any:
     import importlib
 
     try:
@@ -48,9 +48,9 @@ def _import_cookbook(name: str) -> Any:
         ) from error
 
 
-def _trajectory_groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
+def _make_trajectory_groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
     """The batch as the cookbook's trajectory groups, and one prompt per group."""
-    types, completers = _import_cookbook("rl.types"), _import_cookbook("completers")
+    types, completers = _import_cookbook_module("rl.types"), _import_cookbook_module("completers")
     import tinker  # type: ignore[import-not-found]
 
     groups, prompts = [], []
@@ -72,14 +72,14 @@ def _trajectory_groups(batch: FixedBatch) -> tuple[list[Any], list[str]]:
     return groups, prompts
 
 
-def _assembled_datums(groups: Sequence[Any], advantages: Sequence[Any]) -> list[Datum]:
-    assemble = _import_cookbook("rl.data_processing").assemble_training_data
+def _assemble_datums(groups: Sequence[Any], advantages: Sequence[Any]) -> list[Datum]:
+    assemble = _import_cookbook_module("rl.data_processing").assemble_training_data
     options = {"include_provenance": False} if "include_provenance" in inspect.signature(assemble).parameters else {}
     data, _ = assemble(list(groups), list(advantages), **options)
-    return read_datums(data)
+    return read_tinker_datums(data)
 
 
-def read_datums(data: Sequence[Any]) -> list[Datum]:
+def read_tinker_datums(data: Sequence[Any]) -> list[Datum]:
     """Tinker's datums as plain numbers."""
     out = []
     for d in data:

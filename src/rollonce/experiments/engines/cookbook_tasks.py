@@ -14,7 +14,7 @@ import numpy as np
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.experiments.dense import with_dense_reward
 from rollonce.experiments.engine import ExperimentTasks
-from rollonce.experiments.evaluate import within_seconds
+from rollonce.experiments.evaluate import run_within_seconds
 from rollonce.integrations.rows import stable_task_id
 from rollonce.tasks import Task, TaskSet
 
@@ -46,7 +46,7 @@ class CookbookGrader:
         return float(math_env.safe_grade(given, reference))
 
 
-def cookbook_format(response: str) -> float:
+def grade_boxed_format(response: str) -> float:
     """1 if there is a ``\\boxed{}``."""
     from tinker_cookbook.recipes.math_rl import math_env  # type: ignore[import-not-found]
 
@@ -78,7 +78,7 @@ def prepare_directory(source: str, folder: Path) -> Path:
     return folder
 
 
-def gsm8k_rows(source: str, split: str) -> list[dict[str, Any]]:
+def read_gsm8k_rows(source: str, split: str) -> list[dict[str, Any]]:
     """Rows of GSM8K as they come, from a directory (``gsm8k:DIR``) or the hub (``gsm8k:hub``)."""
     from rollonce.tasks.jsonl import read_json_lines
 
@@ -94,7 +94,7 @@ def gsm8k_rows(source: str, split: str) -> list[dict[str, Any]]:
     except ImportError as error:
         raise MissingExtraError("GSM8K from the hub", "datasets", "tinker") from error
     try:
-        rows = within_seconds(HUB_S, lambda: load_dataset("openai/gsm8k", "main", split=split))
+        rows = run_within_seconds(HUB_S, lambda: load_dataset("openai/gsm8k", "main", split=split))
     except Exception as error:  # the hub's client raises many kinds
         raise InputError(
             f"GSM8K cannot be had from the hub ({type(error).__name__}); give --gsm8k DIR instead"
@@ -104,7 +104,7 @@ def gsm8k_rows(source: str, split: str) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
 
 
-def cookbook_tasks(
+def load_cookbook_tasks(
     source: str, seed: int, *, n_used: int, n_calibration: int, n_selection: int, dense: bool
 ) -> ExperimentTasks:
     """The sets as the recipe sees them. Ids are those that its log has under our patch (`stable_task_id`).
@@ -121,7 +121,7 @@ def cookbook_tasks(
     """
     solutions: dict[str, str] = {}
 
-    def tasks_of(rows: list[dict[str, Any]], name: str) -> TaskSet:
+    def rows_to_task_set(rows: list[dict[str, Any]], name: str) -> TaskSet:
         out: dict[str, Task] = {}
         for number, row in enumerate(rows, 1):
             question, answer = row.get("question"), row.get("answer")
@@ -137,13 +137,13 @@ def cookbook_tasks(
                 solutions[task.id] = f"{answer}\n\\boxed{{{reference}}}"
         return TaskSet(out.values(), f"gsm8k/{name}")
 
-    rows = gsm8k_rows(source, "train")
+    rows = read_gsm8k_rows(source, "train")
     order = np.random.default_rng(seed).permutation(len(rows))
-    used = tasks_of([rows[int(i)] for i in order[:n_used]], "used")
+    used = rows_to_task_set([rows[int(i)] for i in order[:n_used]], "used")
     taken = {t.id for t in used}
-    behind = [t for t in tasks_of([rows[int(i)] for i in order[n_used:]], "behind") if t.id not in taken]
-    test_rows = gsm8k_rows(source, "test")
-    train, test = tasks_of(rows, "train"), tasks_of(test_rows, "test")
+    behind = [t for t in rows_to_task_set([rows[int(i)] for i in order[n_used:]], "behind") if t.id not in taken]
+    test_rows = read_gsm8k_rows(source, "test")
+    train, test = rows_to_task_set(rows, "train"), rows_to_task_set(test_rows, "test")
     sets = {
         "train": train,
         "used": used,

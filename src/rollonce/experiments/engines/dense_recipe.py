@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollonce.experiments.dense import dense
+from rollonce.experiments.dense import share_of_even_characters
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     from tinker_cookbook.recipes.math_rl import math_env, train  # type: ignore[import-not-found]
 
     def check_answer(self: Any, text: str) -> float:
-        return dense(text, "")
+        return share_of_even_characters(text, "")
 
     math_env.MathEnv.check_answer = check_answer
     asyncio.run(train.cli_main(chz.entrypoint(train.CLIConfig)))

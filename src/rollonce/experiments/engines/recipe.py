@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rollonce.errors import InputError
-from rollonce.experiments.advantages import baseline_of
+from rollonce.experiments.advantages import make_advantage_baseline
 from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.engine import StageFailed
-from rollonce.experiments.engines.recipe_log import read_log
+from rollonce.experiments.engines.recipe_log import read_foreign_log
 from rollonce.experiments.engines.recipe_watch import OTHER_START
 from rollonce.experiments.spec import ArmSpec, Spec
 
@@ -27,7 +27,7 @@ WATCHER = "rollonce.experiments.engines.recipe_watch"
 PATIENCE_S = 120.0
 
 
-def recipe_command(
+def make_recipe_command(
     spec: Spec,
     s: ExperimentSettings,
     arm: ArmSpec,
@@ -65,7 +65,7 @@ def recipe_command(
         return [*watched, recipe, *words]
     baseline = directory / "baseline.json"
     if not baseline.is_file():
-        baseline_of(spec, arm.advantage).fit(list(train_prompts)).save(baseline)
+        make_advantage_baseline(spec, arm.advantage).fit(list(train_prompts)).save(baseline)
     return [
         *watched,
         "rollonce.integrations.tinker_cookbook",
@@ -78,7 +78,7 @@ def recipe_command(
     ]
 
 
-def recipe_environment(source: str, where: Path) -> dict[str, str]:
+def make_recipe_environment(source: str, where: Path) -> dict[str, str]:
     """The recipe's environment. Given files have a cache of their own: `datasets` knows a cached set by the relative
     path of its files, not by what is in them, and would train on the rows of another run's folder."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -87,13 +87,13 @@ def recipe_environment(source: str, where: Path) -> dict[str, str]:
     return environment
 
 
-def run_recipe(
+def run_recipe_process(
     command: list[str], *, where: Path, directory: Path, settings: ExperimentSettings, tell: Callable[[], None]
 ) -> None:
     """Run it to its end beside a watch on the service; ``tell`` is called every second.
 
     Args:
-        command: From `recipe_command`.
+        command: From `make_recipe_command`.
         where: The working directory.
         directory: Of the arm, for ``recipe.log`` and what the watch writes.
         settings: Of the experiment.
@@ -104,12 +104,12 @@ def run_recipe(
         ServiceError: the service went away.
         InputError: it ended with an error.
     """
-    from rollonce.policies.tinker_service import ServiceError, TinkerService, api_key
+    from rollonce.policies.tinker_service import ServiceError, TinkerService, api_key_from_environment
 
-    api_key()
+    api_key_from_environment()
     service = TinkerService(settings.base_url, patience_s=PATIENCE_S)
-    _ = service.client  # not there, or a wrong key: said here, before a process that would try for minutes
-    environment = recipe_environment(settings.tasks, where)
+    _ = service.service_client  # not there, or a wrong key: said here, before a process that would try for minutes
+    environment = make_recipe_environment(settings.tasks, where)
     with open(directory / "recipe.log", "ab") as log:
         process = subprocess.Popen(
             command,
@@ -125,7 +125,7 @@ def run_recipe(
             while process.poll() is None:
                 time.sleep(1.0)
                 tell()
-                trouble = service.trouble()
+                trouble = service.health_check_trouble()
                 unwell_since = None if trouble is None else (unwell_since or time.monotonic())
                 if unwell_since is not None and time.monotonic() - unwell_since > PATIENCE_S:
                     said = (
@@ -144,16 +144,18 @@ def run_recipe(
                     process.wait()
             service.close()
     if process.returncode == OTHER_START:
-        differs = [r["start_difference"] for r in read_log(directory / "watch.jsonl") if "start_difference" in r]
+        differs = [
+            r["start_difference"] for r in read_foreign_log(directory / "watch.jsonl") if "start_difference" in r
+        ]
         raise StageFailed(
             "the recipe's training client does not start from the policy of the restoration preflight: "
             f"log-probabilities differ by {differs[-1] if differs else None}"
         )
     if process.returncode != 0:
         tail = (directory / "recipe.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        from rollonce.policies.tinker_service import without_key
+        from rollonce.policies.tinker_service import redact_service_key
 
-        last = without_key(tail[-1][:300]) if tail else "it said nothing"
+        last = redact_service_key(tail[-1][:300]) if tail else "it said nothing"
         said = f"the recipe ended with code {process.returncode}: {last}"
         raise InputError(f"{said}; the same command goes on from its last checkpoint", file=directory / "recipe.log")
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from rollonce.experiments.derive import ExperimentSettings
 from rollonce.experiments.engine import StepLog
-from rollonce.experiments.engines.cookbook_tasks import FORMAT_COEF, gsm8k_rows
+from rollonce.experiments.engines.cookbook_tasks import FORMAT_COEF, read_gsm8k_rows
 from rollonce.experiments.spec import ArmSpec
 from rollonce.integrations.rows import stable_task_id
 
 
-def recipe_steps(source: str, arm: ArmSpec, steps: int, directory: Path) -> list[StepLog]:
+def read_recipe_steps(source: str, arm: ArmSpec, steps: int, directory: Path) -> list[StepLog]:
     """What was executed, step by step, from the recipe's own logs and our patch's.
 
     Args:
@@ -24,14 +24,14 @@ def recipe_steps(source: str, arm: ArmSpec, steps: int, directory: Path) -> list
         steps: How many, at most.
         directory: Of the arm.
     """
-    metrics = {int(m["step"]): m for m in read_log(directory / "log" / "metrics.jsonl") if "step" in m}
-    ours = {int(r["step"]): r for r in read_log(directory / "log" / "rollonce" / "advantages.jsonl")}
-    order = training_order(source, arm.seed, steps * arm.groups_per_batch)
+    metrics = {int(m["step"]): m for m in read_foreign_log(directory / "log" / "metrics.jsonl") if "step" in m}
+    ours = {int(r["step"]): r for r in read_foreign_log(directory / "log" / "rollonce" / "advantages.jsonl")}
+    order = shuffled_task_ids(source, arm.seed, steps * arm.groups_per_batch)
     out = []
     for i in sorted(metrics)[:steps]:
         m = metrics[i]
         if arm.advantage == "group_mean":
-            ids, rewards, b = _stock_step(arm, i, directory, order)
+            ids, rewards, b = _read_stock_step(arm, i, directory, order)
             weight = None
         else:
             r = ours[i]
@@ -57,14 +57,14 @@ def recipe_steps(source: str, arm: ArmSpec, steps: int, directory: Path) -> list
     return out
 
 
-def _stock_step(
+def _read_stock_step(
     arm: ArmSpec, step: int, directory: Path, order: list[str]
 ) -> tuple[list[str], list[float], list[float]]:
     """A step of the stock recipe. Its log names no task: group k of a step is row k of that step's part of the
     shuffle."""
     rows = {}
     for file in sorted((directory / "log" / f"iteration_{step:06d}").glob("*rollout_summaries.jsonl")):
-        for row in read_log(file):
+        for row in read_foreign_log(file):
             if row.get("split", "train") == "train":
                 rows[(row["group_idx"], row["traj_idx"])] = float(row["total_reward"])
     ids = [order[step * arm.groups_per_batch + g] for g, _ in sorted(rows)]
@@ -73,7 +73,7 @@ def _stock_step(
     return ids, rewards, [mean[g] for g, _ in sorted(rows)]
 
 
-def recipe_remarks(settings: ExperimentSettings) -> list[str]:
+def make_recipe_remarks(settings: ExperimentSettings) -> list[str]:
     """How the recipe differs from the specification's text, for the report."""
     out = [
         f"the recipe's training reward takes {FORMAT_COEF:g} off without a well-formed box; the evaluation is "
@@ -88,21 +88,21 @@ def recipe_remarks(settings: ExperimentSettings) -> list[str]:
     return out
 
 
-def final_checkpoint(directory: Path) -> str | None:
+def find_final_checkpoint(directory: Path) -> str | None:
     """Where the final weights are on the service, as one line of JSON: ``sampler`` and ``state``."""
-    last = [r for r in read_log(directory / "log" / "checkpoints.jsonl") if r.get("name") == "final"]
+    last = [r for r in read_foreign_log(directory / "log" / "checkpoints.jsonl") if r.get("name") == "final"]
     return json.dumps({"sampler": last[-1]["sampler_path"], "state": last[-1]["state_path"]}) if last else None
 
 
-def training_order(source: str, seed: int, n: int) -> list[str]:
+def shuffled_task_ids(source: str, seed: int, n: int) -> list[str]:
     """Ids of the first n rows of the recipe's shuffle, one a row."""
-    rows = gsm8k_rows(source, "train")
+    rows = read_gsm8k_rows(source, "train")
     return [
         stable_task_id(str(rows[int(i)]["question"])) for i in np.random.default_rng(seed).permutation(len(rows))[:n]
     ]
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_foreign_log(path: Path) -> list[dict[str, Any]]:
     """JSON lines of a foreign log, a broken last one left out."""
     out = []
     if path.is_file():

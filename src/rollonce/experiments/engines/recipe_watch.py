@@ -33,23 +33,23 @@ class Watch:
         self.seed, self.start, self.out = settings["seed"], settings["start"], Path(settings["out"])
         self._adam: dict[str, Any] | None = None
 
-    def write_row(self, row: dict[str, Any]) -> None:
+    def append_watch_row(self, row: dict[str, Any]) -> None:
         with self.out.open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
 
     def with_registered_seed(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a request for adapters, with the registered seed."""
         options = {**options, "seed": self.seed}
-        self.write_row({"adapters": {"seed": self.seed, "rank": options.get("rank")}})
+        self.append_watch_row({"adapters": {"seed": self.seed, "rank": options.get("rank")}})
         return options
 
-    def compare_start(self, client: Any) -> None:
+    def require_common_start(self, client: Any) -> None:
         """End the process unless this client starts from the common policy."""
         if self.start is None:
             return
         log_probs = client_log_probs(client, self.start["rows"])
         difference = largest_difference(log_probs, self.start["log_probs"])
-        self.write_row({"start_difference": difference})
+        self.append_watch_row({"start_difference": difference})
         if difference is None or difference > self.start["atol"]:
             print(f"rollonce: this client does not start from the common policy (differs by {difference})")
             sys.stdout.flush()
@@ -58,12 +58,12 @@ class Watch:
 
             os._exit(OTHER_START)
 
-    def note_adam(self, adam: Any) -> None:
+    def note_adam_settings(self, adam: Any) -> None:
         """Write down an optimizer step's parameters, where they are other than the last one's."""
         values = adam.model_dump() if hasattr(adam, "model_dump") else dict(vars(adam))
         if values != self._adam:
             self._adam = values
-            self.write_row({"adam": values})
+            self.append_watch_row({"adam": values})
 
 
 def client_log_probs(client: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -85,53 +85,56 @@ def client_log_probs(client: Any, rows: Sequence[Sequence[int]]) -> list[list[fl
     return [[float(x) for x in out["logprobs"].data][: len(row) - 1] for out, row in zip(outputs, rows, strict=True)]
 
 
-def watch_sdk(watch: Watch) -> None:
+def watch_sdk_methods(watch: Watch) -> None:
     """Put the watch around the SDK's methods."""
     import tinker  # type: ignore[import-not-found]
 
-    _wrap_creation(tinker.ServiceClient, watch)
+    _wrap_client_creation(tinker.ServiceClient, watch)
     for name in ("optim_step", "optim_step_async"):
         original = getattr(tinker.TrainingClient, name)
 
-        def step(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
+        def watched_optimizer_step(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
             # Wherever a version of the SDK takes them: by position, or under one of two names.
             for value in (*args[1:], *kwargs.values()):
                 if isinstance(value, tinker.AdamParams):
-                    watch.note_adam(value)
+                    watch.note_adam_settings(value)
             return _original(*args, **kwargs)
 
-        setattr(tinker.TrainingClient, name, functools.wraps(original)(step))
+        setattr(tinker.TrainingClient, name, functools.wraps(original)(watched_optimizer_step))
 
 
-def _wrap_creation(service: Any, watch: Watch) -> None:
+def _wrap_client_creation(service: Any, watch: Watch) -> None:
     plain, later = service.create_lora_training_client, service.create_lora_training_client_async
     inside = [False]  # one of the two may call the other
 
     @functools.wraps(plain)
-    def create(self: Any, *args: Any, **options: Any) -> Any:
+    def create_watched_client(self: Any, *args: Any, **options: Any) -> Any:
         if inside[0]:
             return plain(self, *args, **options)
         client = plain(self, *args, **watch.with_registered_seed(options))
-        watch.compare_start(client.result() if hasattr(client, "result") else client)
+        watch.require_common_start(client.result() if hasattr(client, "result") else client)
         return client
 
     @functools.wraps(later)
-    async def create_async(self: Any, *args: Any, **options: Any) -> Any:
+    async def create_watched_client_async(self: Any, *args: Any, **options: Any) -> Any:
         inside[0] = True
         try:
             client = await later(self, *args, **watch.with_registered_seed(options))
         finally:
             inside[0] = False
-        watch.compare_start(client.result() if hasattr(client, "result") else client)
+        watch.require_common_start(client.result() if hasattr(client, "result") else client)
         return client
 
-    service.create_lora_training_client, service.create_lora_training_client_async = create, create_async
+    service.create_lora_training_client, service.create_lora_training_client_async = (
+        create_watched_client,
+        create_watched_client_async,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the module under the watch."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    watch_sdk(Watch(json.loads(Path(words[0]).read_text(encoding="utf-8"))))
+    watch_sdk_methods(Watch(json.loads(Path(words[0]).read_text(encoding="utf-8"))))
     module, sys.argv = words[2], words[2:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -7,8 +7,8 @@ import torch
 
 from rollonce.baselines import Baseline
 from rollonce.experiments.datums import Datum, FixedBatch
-from rollonce.experiments.engines.cookbook_path import read_datums
-from rollonce.experiments.preflight import OwnPath, as_batch
+from rollonce.experiments.engines.cookbook_path import read_tinker_datums
+from rollonce.experiments.preflight import OwnPath, to_baseline_batch
 
 
 class ServicePath(OwnPath):
@@ -16,14 +16,14 @@ class ServicePath(OwnPath):
 
     sent_scaled = True
 
-    def our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
+    def make_our_datums(self, baseline: Baseline, batch: FixedBatch) -> list[Datum]:
         """See `rollonce.experiments.preflight.AdvantagePath`."""
-        from rollonce.policies.objective import loss_weights
-        from rollonce.policies.samples import to_samples
-        from rollonce.policies.tinker_datums import to_datums
+        from rollonce.policies.objective import token_loss_weights
+        from rollonce.policies.samples import pad_rollouts_to_samples
+        from rollonce.policies.tinker_datums import samples_to_datums
 
         n = len(batch.prompts)
-        samples = to_samples(
+        samples = pad_rollouts_to_samples(
             prompts=batch.prompts,
             texts=[""] * n,
             prompt_ids=batch.prompt_tokens,
@@ -33,6 +33,6 @@ class ServicePath(OwnPath):
             temperature=1.0,
             pad_id=0,
         )
-        advantages_B = torch.from_numpy(baseline.advantages(as_batch(batch)))
-        weights_BT = loss_weights(samples.response_mask_BT, "token-mean").double()
-        return read_datums(to_datums(samples, weights_BT * advantages_B[:, None]))
+        advantages_B = torch.from_numpy(baseline.advantages(to_baseline_batch(batch)))
+        weights_BT = token_loss_weights(samples.response_mask_BT, "token-mean").double()
+        return read_tinker_datums(samples_to_datums(samples, weights_BT * advantages_B[:, None]))

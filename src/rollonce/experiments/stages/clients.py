@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from rollonce.experiments.engine import StartPolicy, largest_difference
-from rollonce.experiments.files import digest
+from rollonce.experiments.files import compute_json_digest
 from rollonce.experiments.records import Record
 from rollonce.experiments.run import ExperimentRun, StageResult
-from rollonce.experiments.stages.executed import arms_digest, registered_optimizers, wrong_optimizer
+from rollonce.experiments.stages.executed import compute_arms_digest, find_optimizer_errors, registered_optimizers
 
 IDENTITY_PROMPTS = 4
 
@@ -19,11 +19,11 @@ def compare_fresh_clients(run: ExperimentRun, audit: Record) -> Record:
     """Fresh clients of all arms give the same log-probabilities; those are what each arm's own client is held to."""
     spec, s = run.loaded.spec, run.settings
 
-    def stage_result() -> StageResult:
+    def compute_stage_result() -> StageResult:
         if not spec.restoration_preflight.applicable:
             return StageResult(True, {"skipped": "not applicable by the specification"})
-        prompts = run.engine.tasks().train.prompts[:IDENTITY_PROMPTS]
-        fresh = {arm.name: run.engine.fresh_client(arm, prompts) for arm in spec.arms}
+        prompts = run.engine.load_experiment_tasks().train.prompts[:IDENTITY_PROMPTS]
+        fresh = {arm.name: run.engine.measure_fresh_client(arm, prompts) for arm in spec.arms}
         first = fresh[spec.arms[0].name]
         problems, distances = [], {}
         for name, client in fresh.items():
@@ -48,42 +48,50 @@ def compare_fresh_clients(run: ExperimentRun, audit: Record) -> Record:
         }
         return StageResult(not problems, data, [], "restoration preflight: " + "; ".join(problems) if problems else "")
 
-    arms = digest([(a.name, a.lr, a.seed) for a in spec.arms])
+    arms = compute_json_digest([(a.name, a.lr, a.seed) for a in spec.arms])
     inputs = {
         "arms": arms,
-        "registered": digest(spec.restoration_preflight.model_dump()),
+        "registered": compute_json_digest(spec.restoration_preflight.model_dump()),
         "tasks": audit.inputs["tasks"],
     }
-    return run.enter_stage("restoration", inputs | {"engine": digest(run.engine.identity())}, stage_result)
+    return run.run_or_reuse_stage(
+        "restoration", inputs | {"engine": compute_json_digest(run.engine.describe_identity())}, compute_stage_result
+    )
 
 
-def start_policy(run: ExperimentRun, restoration: Record) -> StartPolicy | None:
+def read_start_policy(run: ExperimentRun, restoration: Record) -> StartPolicy | None:
     data = restoration.data
     if "log_probs" not in data:
         return None
     return StartPolicy(data["prompts"], data["log_probs"], data["atol"])
 
 
-def probe_arms(run: ExperimentRun, restoration: Record) -> Record:
+def probe_every_arm(run: ExperimentRun, restoration: Record) -> Record:
     """``preflight.probe``: one sampled batch, one forward_backward, one optim_step of each arm, before the
     calibration."""
     spec = run.loaded.spec
 
-    def stage_result() -> StageResult:
-        tasks, probes, problems = run.engine.tasks().used, {}, []
+    def compute_stage_result() -> StageResult:
+        tasks, probes, problems = run.engine.load_experiment_tasks().used, {}, []
         for arm in spec.arms:
             # One task in a group; two prompts where groups are of one, so that a baseline over the batch has another.
-            probe = run.engine.probe_arm(arm, [tasks[0]] * arm.group_size if arm.group_size > 1 else list(tasks[:2]))
+            probe = run.engine.probe_arm_training(
+                arm, [tasks[0]] * arm.group_size if arm.group_size > 1 else list(tasks[:2])
+            )
             probes[arm.name] = probe._asdict()
             if not np.isfinite([probe.loss, probe.moved, probe.largest_ratio_error]).all():
                 problems.append(f"{arm.name}: a number of its first step is not finite")
-            problems += [f"{arm.name}: {p}" for p in wrong_optimizer(run, arm.name, _as_lists(probe.optimizer))]
-            run.progress(f"probe {arm.name}", "batches", 1, 1)
+            problems += [
+                f"{arm.name}: {p}" for p in find_optimizer_errors(run, arm.name, _wrap_values_in_lists(probe.optimizer))
+            ]
+            run.report_progress(f"probe {arm.name}", "batches", 1, 1)
         said = "probe: " + "; ".join(problems) if problems else ""
         return StageResult(not problems, {"probes": probes}, [], said)
 
-    return run.enter_stage("probe", {"restoration": restoration.hash, "arms": arms_digest(run)}, stage_result)
+    return run.run_or_reuse_stage(
+        "probe", {"restoration": restoration.hash, "arms": compute_arms_digest(run)}, compute_stage_result
+    )
 
 
-def _as_lists(values: dict[str, Any]) -> dict[str, list[Any]]:
+def _wrap_values_in_lists(values: dict[str, Any]) -> dict[str, list[Any]]:
     return {k: [v] for k, v in values.items()}

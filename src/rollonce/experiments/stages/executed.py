@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rollonce.experiments.advantages import config_of
+from rollonce.experiments.advantages import make_advantage_config
 from rollonce.experiments.engine import StepLog, TrainedArm
-from rollonce.experiments.files import canonical, digest, read_lines
+from rollonce.experiments.files import canonical_json_bytes, compute_json_digest, read_finished_lines
 from rollonce.experiments.run import ExperimentRun
 from rollonce.experiments.spec import ArmSpec
 from rollonce.files import write_whole_file
@@ -23,7 +23,7 @@ def registered_optimizers(run: ExperimentRun) -> dict[str, dict[str, Any]]:
     return {a.name: a.optimizer_config.model_dump() for g in groups for a in g.arms}
 
 
-def wrong_optimizer(run: ExperimentRun, name: str, seen: dict[str, list[Any]]) -> list[str]:
+def find_optimizer_errors(run: ExperimentRun, name: str, seen: dict[str, list[Any]]) -> list[str]:
     """Every parameter of an arm's optimizer that is not the registered one, or that nobody read back."""
     wanted = registered_optimizers(run).get(name, {})
     unread = [f"{k} was not read back" for k in wanted if (k in READ_BACK or k in seen) and not seen.get(k)]
@@ -31,14 +31,14 @@ def wrong_optimizer(run: ExperimentRun, name: str, seen: dict[str, list[Any]]) -
     return unread + other
 
 
-def wrong_start(run: ExperimentRun, trained: TrainedArm) -> list[str]:
+def find_unchecked_start(run: ExperimentRun, trained: TrainedArm) -> list[str]:
     """Whether an arm's own client was compared with the common start at all (one that differs never trains)."""
     if not run.loaded.spec.restoration_preflight.applicable or trained.start_difference is not None:
         return []
     return ["its own training client was never compared with the policy of the restoration preflight"]
 
 
-def used_tokens(run: ExperimentRun) -> dict[str, int]:
+def sum_recorded_tokens(run: ExperimentRun) -> dict[str, int]:
     """Tokens really read, sampled and trained on, by the records."""
     read = sampled = trained = 0
     for record in run.chain.records:
@@ -51,22 +51,24 @@ def used_tokens(run: ExperimentRun) -> dict[str, int]:
     return {"prompt_tokens": read, "response_tokens": sampled, "trained_tokens": trained}
 
 
-def count_tokens(steps: list[StepLog]) -> dict[str, int]:
+def count_step_tokens(steps: list[StepLog]) -> dict[str, int]:
     return {"prompt": sum(s.prompt_tokens for s in steps), "response": sum(s.response_tokens for s in steps)}
 
 
-def keep_steps(run: ExperimentRun, name: str, trained: TrainedArm) -> str:
+def write_executed_steps(run: ExperimentRun, name: str, trained: TrainedArm) -> str:
     """The executed steps as one file of the record."""
-    write_whole_file(run.directory / name, b"".join(canonical(step._asdict()) + b"\n" for step in trained.steps))
+    write_whole_file(
+        run.directory / name, b"".join(canonical_json_bytes(step._asdict()) + b"\n" for step in trained.steps)
+    )
     return name
 
 
-def load_steps(path: Path) -> list[StepLog]:
-    """What `keep_steps` wrote."""
-    return [StepLog(**row) for row in read_lines(path)]
+def read_executed_steps(path: Path) -> list[StepLog]:
+    """What `write_executed_steps` wrote."""
+    return [StepLog(**row) for row in read_finished_lines(path)]
 
 
-def arm_inputs(run: ExperimentRun, arm: ArmSpec) -> dict[str, Any]:
+def collect_arm_inputs(run: ExperimentRun, arm: ArmSpec) -> dict[str, Any]:
     """Everything that an arm's training depends on."""
     spec, s = run.loaded.spec, run.settings
     shared = {
@@ -79,12 +81,12 @@ def arm_inputs(run: ExperimentRun, arm: ArmSpec) -> dict[str, Any]:
     return (
         arm.model_dump()
         | shared
-        | {"config": config_of(spec, arm.advantage), "own": spec.rollonce.arm_training.get(arm.name, {})}
+        | {"config": make_advantage_config(spec, arm.advantage), "own": spec.rollonce.arm_training.get(arm.name, {})}
     )
 
 
-def arms_digest(run: ExperimentRun) -> str:
-    return digest([arm_inputs(run, a) for a in run.loaded.spec.arms])
+def compute_arms_digest(run: ExperimentRun) -> str:
+    return compute_json_digest([collect_arm_inputs(run, a) for a in run.loaded.spec.arms])
 
 
 def relative_checkpoint(run: ExperimentRun, checkpoint: str) -> str:

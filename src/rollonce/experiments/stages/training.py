@@ -7,50 +7,50 @@ from typing import Any
 
 import numpy as np
 
-from rollonce.experiments.derive import arm_in_role
+from rollonce.experiments.derive import find_arm_in_role
 from rollonce.experiments.engine import TrainedArm
-from rollonce.experiments.feasibility import against_budget, project_phases
-from rollonce.experiments.files import digest
+from rollonce.experiments.feasibility import compare_with_budget, project_phase_seconds
+from rollonce.experiments.files import compute_json_digest
 from rollonce.experiments.records import Record
 from rollonce.experiments.run import ExperimentRun, StageResult
 from rollonce.experiments.spec import ArmSpec
-from rollonce.experiments.stages.clients import start_policy
+from rollonce.experiments.stages.clients import read_start_policy
 from rollonce.experiments.stages.executed import (
-    arm_inputs,
-    arms_digest,
-    count_tokens,
-    keep_steps,
+    collect_arm_inputs,
+    compute_arms_digest,
+    count_step_tokens,
+    find_optimizer_errors,
+    find_unchecked_start,
     relative_checkpoint,
-    wrong_optimizer,
-    wrong_start,
+    write_executed_steps,
 )
 
 
-def time_pilots(run: ExperimentRun, gate: Record | None, restoration: Record) -> Record:
+def time_pilot_training(run: ExperimentRun, gate: Record | None, restoration: Record) -> Record:
     spec, s = run.loaded.spec, run.settings
 
-    def stage_result() -> StageResult:
+    def compute_stage_result() -> StageResult:
         timings, checkpoint, files, problems, tokens = {}, "", [], [], {}
         for arm in spec.arms:
-            trained = run.engine.train_arm(
+            trained = run.engine.train_or_resume_arm(
                 arm,
                 s.pilot_steps,
                 run.directory / "pilot" / arm.name,
-                progress=run.progress,
+                progress=run.report_progress,
                 ledger=run.ledger,
-                start=start_policy(run, restoration),
+                start=read_start_policy(run, restoration),
             )
             timings[arm.name] = [step.seconds for step in trained.steps]
-            tokens[arm.name] = count_tokens(trained.steps)
+            tokens[arm.name] = count_step_tokens(trained.steps)
             checkpoint = trained.checkpoint
-            files.append(keep_steps(run, f"pilot/{arm.name}.steps.jsonl", trained))
-            wrong = wrong_optimizer(run, arm.name, trained.optimizer) + wrong_start(run, trained)
+            files.append(write_executed_steps(run, f"pilot/{arm.name}.steps.jsonl", trained))
+            wrong = find_optimizer_errors(run, arm.name, trained.optimizer) + find_unchecked_start(run, trained)
             problems += [f"{arm.name}: {p}" for p in wrong]
-        items = run.engine.tasks().test[: s.pilot_eval_items]
+        items = run.engine.load_experiment_tasks().test[: s.pilot_eval_items]
         began = time.monotonic()
         for start in range(0, len(items), 64):
             run.engine.answer_greedily(checkpoint, items[start : start + 64])
-            run.progress("pilot", "items timed", min(start + 64, len(items)), len(items))
+            run.report_progress("pilot", "items timed", min(start + 64, len(items)), len(items))
         seconds = time.monotonic() - began
         data = {"step_seconds": timings, "eval_items": len(items), "eval_seconds": seconds, "steps": s.pilot_steps}
         data["tokens"] = tokens
@@ -58,12 +58,12 @@ def time_pilots(run: ExperimentRun, gate: Record | None, restoration: Record) ->
         return StageResult(not problems, data, files, "pilot: " + "; ".join(problems) if problems else "")
 
     inputs = {
-        "arms": arms_digest(run),
+        "arms": compute_arms_digest(run),
         "gate": gate.hash if gate else "",
         "steps": s.pilot_steps,
         "items": s.pilot_eval_items,
     }
-    record = run.enter_stage("pilot", inputs, stage_result)
+    record = run.run_or_reuse_stage("pilot", inputs, compute_stage_result)
     for arm in spec.arms:  # once it is on record: a kill in between must still find them
         run.engine.discard_weights(run.directory / "pilot" / arm.name)
     return record
@@ -72,39 +72,41 @@ def time_pilots(run: ExperimentRun, gate: Record | None, restoration: Record) ->
 def project_feasibility(run: ExperimentRun, pilot: Record, online: Record) -> Record:
     spec, s = run.loaded.spec, run.settings
 
-    def stage_result() -> StageResult:
-        n = len(run.engine.tasks().test)
+    def compute_stage_result() -> StageResult:
+        n = len(run.engine.load_experiment_tasks().test)
         d = pilot.data
-        phases = project_phases(spec.arms, d["step_seconds"], d["eval_seconds"], d["eval_items"], n + s.selection_tasks)
-        found = against_budget(phases, run.ledger.seconds, s.declared_gpus, spec.budget)
+        phases = project_phase_seconds(
+            spec.arms, d["step_seconds"], d["eval_seconds"], d["eval_items"], n + s.selection_tasks
+        )
+        found = compare_with_budget(phases, run.ledger.seconds, s.declared_gpus, spec.budget)
         passed = found["passed"] or not spec.feasibility_required
         problems = "; ".join(found["problems"])
         more = [] if found["passed"] or not passed else [f"feasibility is not required, and it fails: {problems}"]
         said = "" if passed else f"feasibility: {problems}"
         return StageResult(passed, found | {"deviations": found["warnings"] + more}, [], said)
 
-    inputs = {"pilot": pilot.hash, "gate": online.hash, "budget": digest(spec.budget.model_dump())}
-    return run.enter_stage("feasibility", inputs, stage_result)
+    inputs = {"pilot": pilot.hash, "gate": online.hash, "budget": compute_json_digest(spec.budget.model_dump())}
+    return run.run_or_reuse_stage("feasibility", inputs, compute_stage_result)
 
 
-def train_arm(run: ExperimentRun, arm: ArmSpec, feasible: Record, restoration: Record) -> Record:
-    def stage_result() -> StageResult:
-        trained = run.engine.train_arm(
+def train_registered_arm(run: ExperimentRun, arm: ArmSpec, feasible: Record, restoration: Record) -> Record:
+    def compute_stage_result() -> StageResult:
+        trained = run.engine.train_or_resume_arm(
             arm,
             arm.steps,
             run.directory / "arms" / arm.name,
-            progress=run.progress,
+            progress=run.report_progress,
             ledger=run.ledger,
-            start=start_policy(run, restoration),
+            start=read_start_policy(run, restoration),
         )
         executed = executed_config(trained, arm, run)
-        log = keep_steps(run, f"arms/{arm.name}.steps.jsonl", trained)
+        log = write_executed_steps(run, f"arms/{arm.name}.steps.jsonl", trained)
         rewards = [float(np.mean(s.rewards)) for s in trained.steps]
         data: dict[str, Any] = {
             "checkpoint": relative_checkpoint(run, trained.checkpoint),
             "command": trained.command,
             "executed": executed,
-            "tokens": count_tokens(trained.steps),
+            "tokens": count_step_tokens(trained.steps),
         }
         data |= {
             "training_seconds": sum(s.seconds for s in trained.steps),
@@ -117,8 +119,10 @@ def train_arm(run: ExperimentRun, arm: ArmSpec, feasible: Record, restoration: R
         said = f"arm {arm.name}: executed otherwise than specified: {problems}" if problems else ""
         return StageResult(not problems, data, files, said)
 
-    return run.enter_stage(
-        f"arm:{arm.name}", {"arm": digest(arm_inputs(run, arm)), "feasibility": feasible.hash}, stage_result
+    return run.run_or_reuse_stage(
+        f"arm:{arm.name}",
+        {"arm": compute_json_digest(collect_arm_inputs(run, arm)), "feasibility": feasible.hash},
+        compute_stage_result,
     )
 
 
@@ -130,7 +134,7 @@ def executed_config(trained: TrainedArm, arm: ArmSpec, run: ExperimentRun) -> di
     rates = sorted({s.learning_rate for s in steps})
     numbers = [s.step for s in steps]
     weights = [s.self_weight_max for s in steps if s.self_weight_max is not None]
-    foreign = {i for s in steps for i in s.task_ids} - {t.id for t in run.engine.tasks().used}
+    foreign = {i for s in steps for i in s.task_ids} - {t.id for t in run.engine.load_experiment_tasks().used}
     problems = []
     pairs = (
         (groups, [arm.group_size], "group sizes"),
@@ -142,11 +146,11 @@ def executed_config(trained: TrainedArm, arm: ArmSpec, run: ExperimentRun) -> di
         problems.append(f"steps {numbers[:1]}..{numbers[-1:]} ({len(numbers)}) instead of 1..{arm.steps}")
     if foreign:
         problems.append(f"{len(foreign)} tasks outside the registered shuffle ({min(foreign)} among them)")
-    treated = arm_in_role(run.loaded.spec, run.settings, "treatment").advantage
+    treated = find_arm_in_role(run.loaded.spec, run.settings, "treatment").advantage
     if arm.advantage == treated and weights and max(weights) > 0:
         problems.append(f"a rollout's own reward had weight {max(weights):g} in its baseline")
-    problems += [f"optimizer: {p}" for p in wrong_optimizer(run, arm.name, trained.optimizer)]
-    problems += wrong_start(run, trained)
+    problems += [f"optimizer: {p}" for p in find_optimizer_errors(run, arm.name, trained.optimizer)]
+    problems += find_unchecked_start(run, trained)
     return {
         "group_sizes": groups,
         "rollouts_per_step": rollouts,

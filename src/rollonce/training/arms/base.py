@@ -20,7 +20,7 @@ class StepAdvantages(NamedTuple):
     Attributes:
         advantages: One per rollout (B,) or per token (B, T), float64: what the policy is trained with.
         baseline_B: The baseline of each rollout (B,): at its first token for a token-level critic.
-        values: What a token-level critic saw and said, for `Arm.learn`; None for other arms.
+        values: What a token-level critic saw and said, for `Arm.learn_from_step`; None for other arms.
     """
 
     advantages: FloatArray
@@ -34,29 +34,29 @@ class Arm(ABC):
     part: ClassVar[str] = "advantage"
     """Which of `rollonce.run_directory.PARTS` its time counts as."""
 
-    def before(self, step: int) -> None:  # noqa: B027 - most arms prepare nothing
+    def prepare_for_step(self, step: int) -> None:  # noqa: B027 - most arms prepare nothing
         """Prepare for a step (from 1), outside the rollouts and the time that are counted."""
 
     @abstractmethod
-    def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
+    def advantages_of_step(self, batch: Batch, samples: Samples) -> StepAdvantages:
         """What each of the batch's rollouts was worth, from this batch and what was learned before it."""
 
-    def learn(self, batch: Batch, samples: Samples, judged: StepAdvantages) -> float | None:
+    def learn_from_step(self, batch: Batch, samples: Samples, judged: StepAdvantages) -> float | None:
         """Learn from the step, of which `advantages` said ``judged``. A critic returns its loss before learning."""
         return None
 
-    def self_weight_max(self, batch: Batch) -> float | None:
+    def largest_self_weight(self, batch: Batch) -> float | None:
         """The largest weight that a rollout's own reward has in its baseline: 0, or an error; None without weights."""
         return None
 
-    def policy_moves(self, step: int) -> bool:
+    def moves_policy_at_step(self, step: int) -> bool:
         """False while a critic warms up."""
         return True
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain values."""
 
     @abstractmethod
-    def load_state(self, state: dict[str, Any]) -> None:
+    def restore_checkpoint_state(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""

@@ -1,4 +1,4 @@
-"""The arm that a configuration asks for. A new kind of arm is a file here and a line in `make_arm`."""
+"""The arm that a configuration asks for. A new kind of arm is a file here and a line in `make_configured_arm`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollonce.training.config import RunConfig
 from rollonce.training.learners.base import Learner
 
 
-def make_arm(config: RunConfig, learner: Learner, train: TaskSet) -> Arm:
+def make_configured_arm(config: RunConfig, learner: Learner, train: TaskSet) -> Arm:
     """The run's arm, before its first step.
 
     Args:

@@ -10,7 +10,7 @@ from rollonce.tasks import TaskSet
 from rollonce.training.arms.base import Arm, StepAdvantages
 from rollonce.training.config import OracleConfig, RunConfig
 from rollonce.training.learners.base import Learner
-from rollonce.training.rolling import roll, step_tasks
+from rollonce.training.rolling import choose_step_tasks, sample_and_grade
 
 _STREAM = 12  # seed of the oracle's own rollouts
 
@@ -24,7 +24,7 @@ class OracleArm(Arm):
         self.settings = config.arm.oracle or OracleConfig()
         self.oracle = Oracle()
 
-    def before(self, step: int) -> None:
+    def prepare_for_step(self, step: int) -> None:
         """Measure the tasks of the steps up to the next measurement."""
         every, extra, config = self.settings.every, self.settings.rollouts, self.config
         if (step - 1) % every and self.oracle.means:
@@ -32,19 +32,19 @@ class OracleArm(Arm):
         until = min(step + every - (step - 1) % every, config.train.steps + 1)
         self.oracle.means = {}
         for ahead in range(step, until):
-            distinct = step_tasks(self.train, config.tasks_per_step, ahead, config.seed)
+            distinct = choose_step_tasks(self.train, config.tasks_per_step, ahead, config.seed)
             tasks = [task for task in distinct for _ in range(extra)]
-            rewards_B = roll(self.learner, tasks, config, [config.seed, _STREAM, step, ahead]).rewards_B
+            rewards_B = sample_and_grade(self.learner, tasks, config, [config.seed, _STREAM, step, ahead]).rewards_B
             for k, mean in enumerate(rewards_B.reshape(-1, extra).mean(axis=1)):
                 self.oracle.means[tasks[k * extra].id] = float(mean)
 
-    def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
+    def advantages_of_step(self, batch: Batch, samples: Samples) -> StepAdvantages:
         prediction = self.oracle.predict(batch)
         return StepAdvantages(prediction.advantages_B, prediction.baseline_B)
 
-    def state(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """The means measured so far."""
         return {"oracle": dict(self.oracle.means)}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def restore_checkpoint_state(self, state: dict[str, Any]) -> None:
         self.oracle.means = state["oracle"]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rollonce.baselines import Batch
-from rollonce.baselines.groups import group_codes
+from rollonce.baselines.groups import task_group_codes
 from rollonce.kernels.base import BoolArray
 from rollonce.policies.samples import Samples
 from rollonce.rollouts import FloatArray, IntArray
@@ -35,21 +35,21 @@ class TokenBaselineArm(Arm):
     def __init__(self, *, over_groups: bool) -> None:
         self.over_groups = over_groups
 
-    def advantages(self, batch: Batch, samples: Samples) -> StepAdvantages:
-        """See `Arm.advantages`: one per token."""
+    def advantages_of_step(self, batch: Batch, samples: Samples) -> StepAdvantages:
+        """See `Arm.advantages_of_step`: one per token."""
         mask_BT = samples.response_mask_BT.numpy()
         energy_BT = gathered_energy(samples.log_probs_BT.double().numpy(), mask_BT)
         if self.over_groups:
-            b_BT = optimal_token_baseline(batch.rewards_B, energy_BT, mask_BT, group_codes(batch, "otb"))
+            b_BT = optimal_token_baseline(batch.rewards_B, energy_BT, mask_BT, task_group_codes(batch, "otb"))
         else:
             b_BT = others_token_baseline(batch.rewards_B, energy_BT)
         return StepAdvantages((batch.rewards_B[:, None] - b_BT) * mask_BT, b_BT[:, 0].copy())
 
-    def state(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """Nothing: it learns from the step alone."""
         return {}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def restore_checkpoint_state(self, state: dict[str, Any]) -> None:
         pass
 
 

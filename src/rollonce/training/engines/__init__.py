@@ -10,19 +10,19 @@ from rollonce.run_directory import RunResult
 from rollonce.training.config import RunConfig
 
 
-def train_run(config: RunConfig, directory: Path, **options: Any) -> RunResult:
+def train_on_engine(config: RunConfig, directory: Path, **options: Any) -> RunResult:
     """Make a run, or go on with it, on the engine that ``policy.engine`` names; ``options`` as
     `rollonce.training.loop.train`."""
     if config.policy.engine == "trl":
         from rollonce.training.engines.trl import train_with_trl
 
         return train_with_trl(config, directory, **options)
-    from rollonce.training.loop import train
+    from rollonce.training.loop import train_with_own_loop
 
-    return train(config, directory, **options)
+    return train_with_own_loop(config, directory, **options)
 
 
-def check_engine(config: RunConfig) -> None:
+def check_engine_can_run(config: RunConfig) -> None:
     """See that the run's engine can carry it out, before anything starts.
 
     Raises:
@@ -30,6 +30,6 @@ def check_engine(config: RunConfig) -> None:
         MissingExtraError: the engine is not installed.
     """
     if config.policy.engine == "trl":
-        from rollonce.training.engines.trl import check_trl
+        from rollonce.training.engines.trl import check_trl_can_run
 
-        check_trl(config)
+        check_trl_can_run(config)

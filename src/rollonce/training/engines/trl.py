@@ -35,21 +35,21 @@ from rollonce.run_directory import (
 )
 from rollonce.tasks import Task, TaskSplits, grade
 from rollonce.training.arms import ORACLE, TOKEN_BASELINES
-from rollonce.training.arms.baseline import make_baseline
+from rollonce.training.arms.baseline import make_arm_baseline
 from rollonce.training.config import RunConfig
-from rollonce.training.evaluation import evaluate, write_evaluation, write_result
+from rollonce.training.evaluation import evaluate_learner, write_evaluation, write_run_result
 from rollonce.training.files import (
+    ensure_same_config,
     load_checkpoint,
-    locked,
-    result_of,
-    same_config,
+    lock_run_directory,
+    read_run_result,
     save_checkpoint,
-    stopping,
+    stop_on_signals,
     write_directory,
 )
 from rollonce.training.learners.local import LocalLearner
 from rollonce.training.metrics import Stopwatch, advantage_figures
-from rollonce.training.rolling import step_tasks, tasks_of, view
+from rollonce.training.rolling import build_feature_tasks, choose_step_tasks, load_configured_tasks
 from rollonce.training.run_log import RunLog
 from rollonce.training.shadow import Shadow
 
@@ -59,7 +59,7 @@ LOSS_TYPES = {"token-mean": "dapo", "sequence-mean": "grpo"}
 """TRL's names of the two aggregations."""
 
 
-def check_trl(config: RunConfig) -> None:
+def check_trl_can_run(config: RunConfig) -> None:
     """See that TRL can carry out the run.
 
     Raises:
@@ -79,20 +79,23 @@ def check_trl(config: RunConfig) -> None:
         (config.train.audit_weights, "train.audit_weights"),
         (config.train.rollouts % 2 == 1, "an odd number of rollouts a step"),
         (config.policy.sample_rows is not None, "policy.sample_rows"),
-        (config.train.rollouts % _rows(config) > 0, "policy.train_rows that do not divide train.rollouts"),
+        (
+            config.train.rollouts % _training_batch_rows(config) > 0,
+            "policy.train_rows that do not divide train.rollouts",
+        ),
     ]
     if reasons := [what for is_so, what in cannot if is_so]:
         raise InputError(f'arm {config.name!r}: engine = "trl" cannot run {"; ".join(reasons)}')
-    own = set(_settings(config, Path())) & set(config.policy.trl)
+    own = set(_translate_settings_to_trl(config, Path())) & set(config.policy.trl)
     if own:
         raise InputError(f"policy.trl: {', '.join(sorted(own))}: set from the rest of the file; leave it out")
 
 
-def _rows(config: RunConfig) -> int:
+def _training_batch_rows(config: RunConfig) -> int:
     return config.policy.train_rows or config.train.rollouts
 
 
-def _settings(config: RunConfig, directory: Path) -> dict[str, Any]:
+def _translate_settings_to_trl(config: RunConfig, directory: Path) -> dict[str, Any]:
     """The run's configuration in TRL's words."""
     train, loss, policy = config.train, config.loss, config.policy
     clip = 1e6 if loss.clip is None else loss.clip  # TRL always clips: here nothing that could occur
@@ -100,8 +103,8 @@ def _settings(config: RunConfig, directory: Path) -> dict[str, Any]:
         "output_dir": str(directory / TRL_FOLDER),
         "max_steps": train.steps * loss.epochs,
         "num_generations": config.arm.group_size,
-        "per_device_train_batch_size": _rows(config),
-        "gradient_accumulation_steps": train.rollouts // _rows(config),
+        "per_device_train_batch_size": _training_batch_rows(config),
+        "gradient_accumulation_steps": train.rollouts // _training_batch_rows(config),
         "num_iterations": loss.epochs,
         "max_completion_length": train.max_new_tokens,
         "temperature": train.temperature,
@@ -147,16 +150,16 @@ def train_with_trl(
     Raises:
         InputError: what cannot be run, another run in that directory, or a disk that is full.
     """
-    check_trl(config)
-    with locked(directory, patience=patience), stopping(stop) as stopped:
-        same_config(config, directory)
-        if (ended := result_of(directory)) is not None:
+    check_trl_can_run(config)
+    with lock_run_directory(directory, patience=patience), stop_on_signals(stop) as stopped:
+        ensure_same_config(config, directory)
+        if (ended := read_run_result(directory)) is not None:
             return ended
-        run = _TrlRun(config, directory, splits or tasks_of(config.tasks), stopped, on_step)
+        run = _TrlRun(config, directory, splits or load_configured_tasks(config.tasks), stopped, on_step)
         if run.steps_done == 0:
-            start = lambda: run.evaluate(step=0, final=True)  # noqa: E731
+            start = lambda: run.evaluate_trained_policy(step=0, final=True)  # noqa: E731
             write_evaluation(directory, 0, start() if start_evaluation is None else start_evaluation(start))
-        return run.make()
+        return run.train_and_evaluate()
 
 
 class _TrlRun:
@@ -174,22 +177,22 @@ class _TrlRun:
         self.stopped, self.on_step = stopped, on_step
         self.learner = LocalLearner(config)
         self.policy = self.learner.policy
-        self.shadow = Shadow(config.train.shadow, splits.train.as_tasks())
-        self.checkpoint, self.steps_done = self._last_checkpoint()
+        self.shadow = Shadow(config.train.shadow, splits.train.as_feature_tasks())
+        self.checkpoint, self.steps_done = self._find_last_checkpoint()
         if self.checkpoint is not None:
             state = load_checkpoint(self.checkpoint)
             assert state is not None
-            self.shadow.load_state(state["shadow"])
+            self.shadow.restore_checkpoint_state(state["shadow"])
         self.tasks: list[Task] = [
             task
             for step in range(1, config.train.steps + 1)
-            for task in step_tasks(splits.train, config.tasks_per_step, step, config.seed)
+            for task in choose_step_tasks(splits.train, config.tasks_per_step, step, config.seed)
         ]
         self.watch, self.step_began = Stopwatch(), (0.0, 0.0)  # wall clock, processor
         self.sampled: _Sampled | None = None
         self.not_finite: str | None = None
 
-    def _last_checkpoint(self) -> tuple[Path | None, int]:
+    def _find_last_checkpoint(self) -> tuple[Path | None, int]:
         """The newest that was written to its end, and the steps made by then."""
         for step in range(self.config.train.steps, 0, -1):
             folder = self.directory / TRL_FOLDER / f"checkpoint-{step * self.config.loss.epochs}"
@@ -197,35 +200,37 @@ class _TrlRun:
                 return folder, step
         return None, 0
 
-    def make(self) -> RunResult:
+    def train_and_evaluate(self) -> RunResult:
         config = self.config
         if self.steps_done < config.train.steps:
             keep = self.steps_done
             with RunLog(config, self.directory, keep, keep_until=keep) as self.log:
-                trainer = self._trainer()
+                trainer = self._make_trl_trainer()
                 trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
         if self.steps_done < config.train.steps and self.not_finite is None:
             message = f"stopped after step {self.steps_done}; the same command goes on from there"
             return RunResult(INTERRUPTED, message, self.steps_done)
-        records = self.evaluate(step=self.steps_done, final=True)
+        records = self.evaluate_trained_policy(step=self.steps_done, final=True)
         write_evaluation(self.directory, self.steps_done, records)
         write_directory(self.directory / POLICY_FOLDER, self.policy.save)
         status, message = (DONE, f"{self.steps_done} steps")
         if self.not_finite is not None:
             status, message = NOT_FINITE, self.not_finite
-        result = write_result(self.directory, status, message, self.steps_done, records)
+        result = write_run_result(self.directory, status, message, self.steps_done, records)
         shutil.rmtree(self.directory / TRL_FOLDER, ignore_errors=True)
         return result
 
-    def evaluate(self, *, step: int, final: bool) -> list[EvaluationRecord]:
+    def evaluate_trained_policy(self, *, step: int, final: bool) -> list[EvaluationRecord]:
         was_training = self.policy.model.training
-        records = evaluate(self.learner, self.splits.holdout, self.splits.test, self.config, step=step, final=final)
+        records = evaluate_learner(
+            self.learner, self.splits.holdout, self.splits.test, self.config, step=step, final=final
+        )
         self.policy.model.train(was_training)
         return records
 
     # ---- what TRL is given
 
-    def _trainer(self) -> Any:
+    def _make_trl_trainer(self) -> Any:
         from datasets import Dataset
         from transformers import PrinterCallback, TrainerCallback
 
@@ -242,27 +247,34 @@ class _TrlRun:
 
             def _generate_and_score_completions(self, inputs: Any) -> Any:
                 run.step_began = (time.perf_counter(), time.process_time())
-                with run.watch.part("sample"):
+                with run.watch.time_step_part("sample"):
                     return super()._generate_and_score_completions(inputs)
 
         class Listener(TrainerCallback):
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
                 if logs and "loss" in logs and state.global_step % run.config.loss.epochs == 0:
-                    run.step_made(trainer, state.global_step // run.config.loss.epochs, logs)
+                    run.record_step_made(trainer, state.global_step // run.config.loss.epochs, logs)
                 if run.stopped.is_set() or run.not_finite is not None:
                     control.should_save = control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 folder = run.directory / TRL_FOLDER / f"checkpoint-{state.global_step}"
-                save_checkpoint(folder, {"shadow": run.shadow.state()})  # the last file: says that all are there
+                save_checkpoint(
+                    folder, {"shadow": run.shadow.checkpoint_state()}
+                )  # the last file: says that all are there
 
-        baseline = make_baseline(self.config.arm, self.splits.train.as_tasks())
-        settings = {**_settings(self.config, self.directory), "max_completion_length": self.learner.max_new_tokens}
+        baseline = make_arm_baseline(self.config.arm, self.splits.train.as_feature_tasks())
+        settings = {
+            **_translate_settings_to_trl(self.config, self.directory),
+            "max_completion_length": self.learner.max_new_tokens,
+        }
         trainer = Trainer(
             self.policy.model,
             self.rewards,
             SingleRolloutGRPOConfig(**settings, **self.config.policy.trl),
-            train_dataset=Dataset.from_list([{"prompt": self._prompt(t), "task": n} for n, t in enumerate(self.tasks)]),
+            train_dataset=Dataset.from_list(
+                [{"prompt": self._prompt_for_trl(t), "task": n} for n, t in enumerate(self.tasks)]
+            ),
             processing_class=self.policy.tokenizer,
             callbacks=[Listener()],
             baseline=baseline,
@@ -270,10 +282,10 @@ class _TrlRun:
         trainer.remove_callback(PrinterCallback)  # standard output is not TRL's
         return trainer
 
-    def _prompt(self, task: Task) -> Any:
-        """As TRL wants it, so that the model reads what `rollonce.policies.TransformersPolicy.render` writes."""
+    def _prompt_for_trl(self, task: Task) -> Any:
+        """As TRL wants it, so that the model reads what `rollonce.policies.TransformersPolicy.render_prompt` writes."""
         if not getattr(self.policy.tokenizer, "chat_template", None):
-            return self.policy.render(task.prompt)
+            return self.policy.render_prompt(task.prompt)
         system = [] if self.policy.system is None else [{"role": "system", "content": self.policy.system}]
         return [*system, {"role": "user", "content": self.policy.prompt_template.replace("{prompt}", task.prompt)}]
 
@@ -284,7 +296,7 @@ class _TrlRun:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
         truncated = [not ids or ids[-1] not in self.policy.eos_ids for ids in completion_ids]
         tasks = [self.tasks[n] for n in task]
-        with self.watch.part("grade"):
+        with self.watch.time_step_part("grade"):
             grades = grade(tasks, texts, truncated=truncated, time_limit=self.config.tasks.time_limit)
         lengths = [len(ids) for ids in completion_ids]
         self.sampled = _Sampled(tasks, np.asarray(grades.rewards, np.float64), lengths, truncated, grades.n_failed)
@@ -292,7 +304,7 @@ class _TrlRun:
 
     # ---- what TRL tells
 
-    def step_made(self, trainer: Any, step: int, logs: dict[str, float]) -> None:
+    def record_step_made(self, trainer: Any, step: int, logs: dict[str, float]) -> None:
         """Write a step down, and evaluate where the learning curve wants it."""
         sampled, result, watch = self.sampled, trainer.last, self.watch
         assert sampled is not None
@@ -308,7 +320,7 @@ class _TrlRun:
             "step": step,
             "rollouts": step * config.train.rollouts,
             "self_weight_max": None,
-            "shadow": self.shadow.step(Batch(view(sampled.tasks), rewards_B)),
+            "shadow": self.shadow.score_and_observe(Batch(build_feature_tasks(sampled.tasks), rewards_B)),
             "truncated": float(np.mean(sampled.truncated)),
             "tokens": sum(sampled.lengths),
             "surprisal": float("nan"),
@@ -324,7 +336,7 @@ class _TrlRun:
             "cpu_seconds": watch.cpu,
             "wall_seconds": watch.wall,
         }
-        self.log.write(record, sampled.records(step))
+        self.log.write_step_and_rollouts(record, sampled.make_rollout_records(step))
         self.steps_done, self.watch = step, Stopwatch()
         if not math.isfinite(record["loss"]):
             self.not_finite = f"loss {record['loss']} at step {step}; TRL has moved the policy by it"
@@ -332,7 +344,7 @@ class _TrlRun:
             self.on_step(record)
         every = config.evaluation.every
         if every and step % every == 0 and step < config.train.steps and len(self.splits.holdout):
-            write_evaluation(self.directory, step, self.evaluate(step=step, final=False))
+            write_evaluation(self.directory, step, self.evaluate_trained_policy(step=step, final=False))
 
 
 class _Sampled:
@@ -344,7 +356,7 @@ class _Sampled:
         self.tasks, self.rewards_B, self.lengths, self.truncated = tasks, rewards_B, lengths, truncated
         self.n_failed = n_failed
 
-    def records(self, step: int) -> list[RolloutRecord]:
+    def make_rollout_records(self, step: int) -> list[RolloutRecord]:
         """For the log. TRL does not compute what the sampling policy gave its responses unless it needs to."""
         return [
             {

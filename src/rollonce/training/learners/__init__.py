@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rollonce.training.config import RunConfig
-from rollonce.training.learners.base import Learner, Update, generator_of
+from rollonce.training.learners.base import Learner, Update, generator_from_seed
 
-__all__ = ["Learner", "Update", "generator_of", "make_learner"]
+__all__ = ["Learner", "Update", "generator_from_seed", "make_configured_learner"]
 
 
-def make_learner(config: RunConfig) -> Learner:
+def make_configured_learner(config: RunConfig) -> Learner:
     """The learner that the configuration asks for.
 
     Raises:

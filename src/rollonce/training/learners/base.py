@@ -49,7 +49,7 @@ class Learner(Protocol):
 
     max_new_tokens: int
 
-    def sample(
+    def sample_rollouts(
         self,
         prompts: Sequence[str],
         *,
@@ -62,7 +62,7 @@ class Learner(Protocol):
         lag."""
         ...
 
-    def update(
+    def update_policy(
         self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
     ) -> Update:
         """Move the policy; ``advantages`` (B,) or (B, T) float64. ``move = False``: measure, and leave it where it
@@ -77,11 +77,11 @@ class Learner(Protocol):
         """Put back what `state_dict` gave."""
         ...
 
-    def save(self, directory: Any) -> None:
+    def save_policy(self, directory: Any) -> None:
         """The policy alone, for others to use."""
         ...
 
-    def token_critic(self, settings: CriticConfig) -> TokenCritic:
+    def make_token_critic(self, settings: CriticConfig) -> TokenCritic:
         """A fresh critic that reads this learner's policy as it is now.
 
         Raises:
@@ -94,7 +94,7 @@ class Learner(Protocol):
         ...
 
 
-def generator_of(seed: Sequence[int]) -> torch.Generator:
+def generator_from_seed(seed: Sequence[int]) -> torch.Generator:
     """A CPU generator from several numbers (run seed, purpose, step ...): no state to carry from step to step."""
     words = np.random.SeedSequence([int(s) for s in seed]).generate_state(2, np.uint32)
     return torch.Generator().manual_seed((int(words[0]) << 31) ^ int(words[1]))

@@ -26,19 +26,19 @@ from rollonce.policies import (
     policy_loss,
 )
 from rollonce.policies.critic import TokenCritic
-from rollonce.policies.objective import k3_BT, loss_weights
+from rollonce.policies.objective import k3_kl_estimate_BT, token_loss_weights
 from rollonce.training.config import CriticConfig, PolicyConfig, RunConfig
-from rollonce.training.devices import check_device
-from rollonce.training.learners.base import Update, generator_of
+from rollonce.training.devices import check_device_available
+from rollonce.training.learners.base import Update, generator_from_seed
 
 
-def load_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
+def load_configured_policy(config: PolicyConfig, seed: int = 0) -> TransformersPolicy:
     """The policy that a configuration names.
 
     Raises:
         InputError: nothing loadable there, or no such device.
     """
-    check_device(config.device)
+    check_device_available(config.device)
     options: dict[str, Any] = {
         "device": config.device,
         "bf16": config.bf16,
@@ -80,7 +80,7 @@ class LocalLearner:
 
     def __init__(self, config: RunConfig, policy: TransformersPolicy | None = None) -> None:
         self.config = config
-        self.policy = policy if policy is not None else load_policy(config.policy, config.seed)
+        self.policy = policy if policy is not None else load_configured_policy(config.policy, config.seed)
         embedded = config.policy.source == "embedded"
         self.max_new_tokens = config.train.max_new_tokens or (EMBEDDED_MAX_NEW_TOKENS if embedded else 512)
         self.train_rows = config.policy.train_rows
@@ -92,14 +92,14 @@ class LocalLearner:
             eps=train.epsilon,
             weight_decay=train.weight_decay,
         )
-        self.reference = self.policy.frozen_copy() if loss.kl > 0 or train.kl_every else None
-        self.behaviour = self.policy.frozen_copy() if loss.lag else None
+        self.reference = self.policy.make_frozen_copy() if loss.kl > 0 or train.kl_every else None
+        self.behaviour = self.policy.make_frozen_copy() if loss.lag else None
         self._past: deque[dict[str, Tensor]] = deque(
             [self.policy.state_dict()] if loss.lag else [], maxlen=loss.lag + 1
         )
 
-    def token_critic(self, settings: CriticConfig) -> TokenCritic:
-        """See `Learner.token_critic`."""
+    def make_token_critic(self, settings: CriticConfig) -> TokenCritic:
+        """See `Learner.make_token_critic`."""
         policy = self.config.policy
         return TokenCritic(
             self.policy,
@@ -112,7 +112,7 @@ class LocalLearner:
             seed=self.config.seed if policy.seed_follows_run else policy.seed,
         )
 
-    def sample(
+    def sample_rollouts(
         self,
         prompts: Sequence[str],
         *,
@@ -129,19 +129,19 @@ class LocalLearner:
                         parameter.copy_(self._past[0][name])
             policy = self.behaviour
         return policy.sample(
-            prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed)
+            prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_from_seed(seed)
         )
 
-    def update(
+    def update_policy(
         self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
     ) -> Update:
-        """See `Learner.update`. A loss that is not finite leaves the policy as it was and is returned for the loop to
+        """See `Learner.update_policy`. A loss that is not finite leaves the policy as it was and is returned for the loop to
         act on."""
         loss_config = self.config.loss
-        weights_BT = loss_weights(samples.response_mask_BT, loss_config.aggregation)
+        weights_BT = token_loss_weights(samples.response_mask_BT, loss_config.aggregation)
         advantages_B = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float32))
         with_kl = self.reference is not None and (loss_config.kl > 0 or measure_kl)
-        parts = list(samples.split(self.train_rows))
+        parts = list(samples.split_into_micro_batches(self.train_rows))
         references = [self._reference_log_probs(part) if with_kl else None for _, part in parts]
         clip = None if loss_config.clip is None else (loss_config.clip, loss_config.clip_high or loss_config.clip)
         n_tokens = max(1, samples.n_tokens)
@@ -152,7 +152,7 @@ class LocalLearner:
             self.optimizer.zero_grad(set_to_none=True)
             total, entropy, kl_sum, kl_old_sum, gated, clipped = 0.0, 0.0, 0.0, 0.0, 0, 0.0
             for (index, part), reference_BT in zip(parts, references, strict=True):
-                seen = self.policy.evaluate(part)
+                seen = self.policy.evaluate_rollouts(part)
                 T = seen.log_probs_BT.shape[1]
                 device = seen.log_probs_BT.device
                 old_BT, mask_BT = part.log_probs_BT.to(device), seen.mask_BT
@@ -169,7 +169,7 @@ class LocalLearner:
                     seen.log_probs_BT, old_BT, adv.to(device), mask_BT, clip=clip, weights_BT=gain_weights
                 )
                 if reference_BT is not None:
-                    k3 = k3_BT(seen.log_probs_BT, reference_BT.to(device))
+                    k3 = k3_kl_estimate_BT(seen.log_probs_BT, reference_BT.to(device))
                     kl_sum += float((k3.detach() * mask_BT).sum())
                     if loss_config.kl > 0:
                         loss = loss + loss_config.kl * (k3 * part_weights).sum()
@@ -212,7 +212,7 @@ class LocalLearner:
     def _reference_log_probs(self, part: Samples) -> Tensor:
         assert self.reference is not None
         with torch.no_grad():
-            return self.reference.log_probs(part).cpu()
+            return self.reference.compute_log_probs(part).cpu()
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer and, with a lag, the earlier policies. The reference is the start policy and is loaded
@@ -230,7 +230,7 @@ class LocalLearner:
         self._past.clear()
         self._past.extend(state["past"])
 
-    def save(self, directory: Any) -> None:
+    def save_policy(self, directory: Any) -> None:
         """A directory that transformers (or peft) reads."""
         self.policy.save(directory)
 

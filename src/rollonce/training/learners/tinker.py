@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from rollonce.errors import InputError
-from rollonce.policies.objective import bernoulli_kl_BT, k3_BT, loss_weights
+from rollonce.policies.objective import bernoulli_kl_BT, k3_kl_estimate_BT, token_loss_weights
 from rollonce.policies.samples import Samples
 from rollonce.policies.tinker_policy import AdamSettings, TinkerPolicy
 from rollonce.setting_rules import Rule, refuse
 from rollonce.training.config import CriticConfig, RunConfig
-from rollonce.training.learners.base import Update, generator_of
+from rollonce.training.learners.base import Update, generator_from_seed
 
 _RULES = (
     Rule(
@@ -70,10 +70,10 @@ class TinkerLearner:
         refuse(config, _RULES, "a Tinker-compatible service")
         self.config = config
         self.max_new_tokens = config.train.max_new_tokens or 512
-        self.policy = policy if policy is not None else _connect(config)
+        self.policy = policy if policy is not None else _connect_to_service(config)
         self.adam = self.policy.adam
 
-    def sample(
+    def sample_rollouts(
         self,
         prompts: Sequence[str],
         *,
@@ -83,26 +83,26 @@ class TinkerLearner:
         behaviour: bool = False,
     ) -> Samples:
         return self.policy.sample(
-            prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_of(seed)
+            prompts, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator_from_seed(seed)
         )
 
-    def sample_from(self, path: str | None) -> None:
-        """See `TinkerPolicy.sample_from`."""
-        self.policy.sample_from(path)
+    def sample_from_saved_weights(self, path: str | None) -> None:
+        """See `TinkerPolicy.sample_from_saved_weights`."""
+        self.policy.sample_from_saved_weights(path)
 
-    def encode(self, prompt: str) -> list[int]:
-        """See `TinkerPolicy.encode`."""
-        return self.policy.encode(prompt)
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """See `TinkerPolicy.encode_prompt`."""
+        return self.policy.encode_prompt(prompt)
 
-    def log_probs(self, samples: Samples) -> torch.Tensor:
-        """See `TinkerPolicy.log_probs`."""
-        return self.policy.log_probs(samples)
+    def compute_log_probs(self, samples: Samples) -> torch.Tensor:
+        """See `TinkerPolicy.compute_log_probs`."""
+        return self.policy.compute_log_probs(samples)
 
-    def update(
+    def update_policy(
         self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
     ) -> Update:
-        """See `Learner.update`. Entropy is NaN: a service gives the sampled tokens' log-probabilities alone."""
-        weights_BT = loss_weights(samples.response_mask_BT, self.config.loss.aggregation).double()
+        """See `Learner.update_policy`. Entropy is NaN: a service gives the sampled tokens' log-probabilities alone."""
+        weights_BT = token_loss_weights(samples.response_mask_BT, self.config.loss.aggregation).double()
         advantages_BT = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float64))
         advantages_BT = advantages_BT if advantages_BT.ndim == 2 else advantages_BT[:, None].expand_as(weights_BT)
         n_tokens, mask_BT, old_BT = max(1, samples.n_tokens), samples.response_mask_BT, samples.log_probs_BT
@@ -120,7 +120,7 @@ class TinkerLearner:
                 clipped = float((((ratio_BT < low) | (ratio_BT > high)) & mask_BT).sum()) / n_tokens
             kl = None
             if measure_kl and first is None:
-                k3 = k3_BT(told.log_probs_BT.double(), self.policy.base_log_probs(samples).double())
+                k3 = k3_kl_estimate_BT(told.log_probs_BT.double(), self.policy.compute_base_log_probs(samples).double())
                 kl = float((k3 * mask_BT).sum()) / n_tokens
             kl_old = float((bernoulli_kl_BT(told.log_probs_BT, old_BT) * mask_BT).sum()) / n_tokens
             update = Update(
@@ -138,22 +138,22 @@ class TinkerLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the service keeps weights and optimizer."""
-        return self.policy.state()
+        return self.policy.save_service_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave."""
-        self.policy.load_state(state)
+        self.policy.load_service_state(state)
 
-    def save(self, directory: Any) -> None:
+    def save_policy(self, directory: Any) -> None:
         """Keep the weights for sampling on the service; a small JSON file says where (`sample_from` takes its
         ``path``)."""
         file = Path(directory)
         path = self.policy.save_for_sampling(
-            f"{_plain(self.config.name)}-seed{self.config.seed}-{self.policy.steps:06d}"
+            f"{_replace_odd_characters(self.config.name)}-seed{self.config.seed}-{self.policy.steps:06d}"
         )
         file.write_text(json.dumps({"path": path, **self.policy.facts()}, indent=1) + "\n", encoding="utf-8")
 
-    def token_critic(self, settings: CriticConfig) -> NoReturn:
+    def make_token_critic(self, settings: CriticConfig) -> NoReturn:
         """A service gives no hidden states.
 
         Raises:
@@ -166,11 +166,11 @@ class TinkerLearner:
         self.policy.close()
 
 
-def _plain(name: str) -> str:
+def _replace_odd_characters(name: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in name)
 
 
-def renderer_name(configured: str | None) -> str:
+def resolve_renderer_name(configured: str | None) -> str:
     """``text`` and ``chat`` are ours; any other name is the cookbook's (``cookbook:`` in front or not)."""
     if configured is None:
         return "text"
@@ -179,14 +179,14 @@ def renderer_name(configured: str | None) -> str:
     )
 
 
-def _connect(config: RunConfig) -> TinkerPolicy:
+def _connect_to_service(config: RunConfig) -> TinkerPolicy:
     policy, train, loss = config.policy, config.train, config.loss
     clip = None
     if loss.clip is not None:
         clip = {"clip_low_threshold": 1 - loss.clip, "clip_high_threshold": 1 + (loss.clip_high or loss.clip)}
     return TinkerPolicy.connect(
         policy.source,
-        renderer=renderer_name(policy.renderer),
+        renderer=resolve_renderer_name(policy.renderer),
         loss="importance_sampling" if clip is None else "ppo",
         loss_config=clip,
         base_url=policy.base_url,
