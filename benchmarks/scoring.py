@@ -107,7 +107,7 @@ def in_batches_and_tasks(quick: bool) -> None:
 def one(n: int, batches: int) -> None:
     t = table(n, 2)
     kernel = KernelBaseline(Softmax(Tfidf(max_features=5000))).fit(t.tasks.take(np.arange(2_000)))
-    kernel.kernel.feature.transform(t.tasks)  # type: ignore[attr-defined]
+    kernel.kernel.feature.transform_tasks(t.tasks)  # type: ignore[attr-defined]
     Scorer(t, n_batches=10, resamples=0).score_baseline(kernel)
     scorer = Scorer(t, n_batches=batches, resamples=0)
     seconds, _ = cpu(lambda: scorer.unbiased_squared_errors(kernel, scorer.draw_common_batches(0), 0))

@@ -117,7 +117,7 @@ class Tasks:
                 both._cache[key] = (
                     np.concatenate([value, other])
                     if isinstance(value, np.ndarray)
-                    else type(value).stack([value, other])
+                    else type(value).stack_vertically([value, other])
                 )
         return both
 

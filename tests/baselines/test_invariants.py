@@ -82,7 +82,7 @@ def test_kernel_means_lie_among_the_rewards_that_they_see(make, data, past):
     baseline, batch = made(make, past), batch_of(data)
     w, b = baseline.weights(batch), baseline.predict(batch).baseline_B
     assert w.min() >= 0
-    visible = np.concatenate([batch.rewards_B, baseline.history.last(baseline.window).rewards_H])
+    visible = np.concatenate([batch.rewards_B, baseline.history.keep_newest_rows(baseline.window).rewards_H])
     for i in range(len(batch)):
         others = np.delete(visible, i)
         if len(others):

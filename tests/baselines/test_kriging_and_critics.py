@@ -161,7 +161,7 @@ def test_ridge_is_scikit_learns(penalty, decay):
     got = baseline.predict(Batch.of(prompts[30:], y[30:], columns={"level": level[30:]})).baseline_B
 
     tasks = Tasks(prompts, columns={"level": level})
-    x = np.hstack([m.to_dense() if hasattr(m, "to_dense") else m for m in (f.transform(tasks) for f in features)])
+    x = np.hstack([m.to_dense() if hasattr(m, "to_dense") else m for m in (f.transform_tasks(tasks) for f in features)])
     theirs = TheirRidge(alpha=penalty).fit(x[:30], y[:30], sample_weight=decay ** (np.array(ages) - 1.0))
     np.testing.assert_allclose(got, theirs.predict(x[30:]), atol=1e-9)
 

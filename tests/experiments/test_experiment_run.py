@@ -300,7 +300,7 @@ def test_a_run_over_budget_stops_before_the_arms(tmp_path: Path) -> None:
 
 
 def test_what_was_executed_must_be_what_was_specified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FakeEngine.train_arm
+    real = FakeEngine.train_or_resume_arm
 
     def sloppy(self: FakeEngine, arm: ArmSpec, steps: int, directory: Path, **more: Any):
         found = real(self, arm, steps, directory, **more)
@@ -320,7 +320,9 @@ def test_executed_steps_groups_and_weights_are_compared(spec: LoadedSpec, tmp_pa
     run, engine = open_run(spec, tmp_path / "run")
     arm = spec.spec.arms[1]
     at = run.directory / "t"
-    trained = engine.train_arm(arm, 3, at, progress=lambda *a: None, ledger=run.ledger, start=StartPolicy([], [], 1e-4))
+    trained = engine.train_or_resume_arm(
+        arm, 3, at, progress=lambda *a: None, ledger=run.ledger, start=StartPolicy([], [], 1e-4)
+    )
     done = trained.steps
     assert training.executed_config(trained, arm, run)["problems"] == []
     for spoilt, said in (

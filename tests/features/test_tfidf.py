@@ -124,7 +124,7 @@ def test_a_fitted_one_comes_back_from_plain_json():
     f = Tfidf(analyzer="char", ngrams=(2, 3), sublinear=True).fit(TEXTS)
     g = from_config(json.loads(json.dumps(f.config())))
     g.load_state_dict(json.loads(json.dumps(f.state_dict())))
-    assert np.array_equal(f.transform_tasks(NEW).to_dense(), g.transform(NEW).to_dense())
+    assert np.array_equal(f.transform_tasks(NEW).to_dense(), g.transform_tasks(NEW).to_dense())
     assert f.matrix_cache_key == g.key
 
 

@@ -105,7 +105,7 @@ def test_another_samplers_gradients_in_the_same_metric(policy, samples):
     plain = score_gradients(policy, samples, buckets=0).sketches_RD.astype(np.float64)
     assert on.weights is not None
     # A sampler with log-probabilities log 2 higher on every token: gradients half as large, for each ratio is 1/2.
-    lagged = samples.with_log_probs(samples.log_probs_BT + float(np.log(2)))
+    lagged = samples.replace_log_probs(samples.log_probs_BT + float(np.log(2)))
     got = score_gradients(
         policy, lagged, metric="adam", buckets=0, weights=on.weights, progress=lambda *at: seen.append(at)
     )
@@ -126,7 +126,7 @@ def test_on_policy_ratios_are_one_and_off_policy_they_weigh_the_tokens(policy, s
     assert on.max_abs_log_ratio < 1e-4
     assert on.effective_share == pytest.approx(1, abs=1e-6)
     # A sampler whose log-probabilities lay half a nat higher on every token: all ratios exp(-1/2).
-    shifted = samples.with_log_probs(samples.log_probs_BT + 0.5)
+    shifted = samples.replace_log_probs(samples.log_probs_BT + 0.5)
     off = score_gradients(policy, shifted, buckets=0)
     assert off.on_policy.mean_abs_log_ratio == pytest.approx(0.5, abs=1e-4)
     a = np.random.default_rng(2).standard_normal(8)
@@ -176,6 +176,6 @@ def test_what_has_no_gradient_is_refused(policy, samples):
         score_gradients(policy.make_frozen_copy(), samples)
     with pytest.raises(InputError, match="at least 0"):
         score_gradients(policy, samples, buckets=-1)
-    broken = samples.with_log_probs(torch.full_like(samples.log_probs_BT, -float("inf")))
+    broken = samples.replace_log_probs(torch.full_like(samples.log_probs_BT, -float("inf")))
     with pytest.raises(InputError, match="not finite"):
         score_gradients(policy, broken)

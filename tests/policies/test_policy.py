@@ -165,17 +165,17 @@ def test_truncation_and_end_of_sequence(llama):
 
 def test_take_split_concatenate(llama):
     samples = llama.sample(PROMPTS, max_new_tokens=16, generator=2)
-    whole_BT = llama.log_probs(samples).detach()
+    whole_BT = llama.compute_log_probs(samples).detach()
     seen = []
     for index, part in samples.split(2):
         seen += index
-        part_BT = llama.log_probs(part).detach()
+        part_BT = llama.compute_log_probs(part).detach()
         assert torch.allclose(part_BT, whole_BT[index][:, : part_BT.shape[1]], atol=TOLERANCE)
         assert part.prompts == [PROMPTS[i] for i in index]
     assert sorted(seen) == list(range(5))
     joined = Samples.concatenate_samples([samples.take([0, 2]), samples.take([1])])
     assert joined.texts == [samples.texts[i] for i in (0, 2, 1)]
-    assert torch.allclose(llama.log_probs(joined), joined.log_probs_BT, atol=TOLERANCE)
+    assert torch.allclose(llama.compute_log_probs(joined), joined.log_probs_BT, atol=TOLERANCE)
     with pytest.raises(InputError, match="different temperatures"):
         Samples.concatenate_samples([samples, llama.sample(["1"], max_new_tokens=2, temperature=0.5, generator=0)])
 
@@ -191,7 +191,7 @@ def test_micro_batches_and_checkpointing_give_the_same_gradient(llama):
         llama.model.zero_grad()
         for index, part in samples.split(rows):
             loss = policy_loss(
-                llama.log_probs(part),
+                llama.compute_log_probs(part),
                 part.log_probs_BT,
                 advantages_B[index],
                 part.response_mask_BT,
@@ -272,11 +272,11 @@ def test_full_save_and_frozen_copy(llama, tmp_path):
     assert reference.parameters() == []
     with torch.no_grad():
         llama.parameters()[0].add_(0.1)
-    assert torch.equal(reference.log_probs(samples), reference.log_probs(samples))
-    assert torch.allclose(reference.log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
-    assert not torch.allclose(llama.log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
+    assert torch.equal(reference.compute_log_probs(samples), reference.compute_log_probs(samples))
+    assert torch.allclose(reference.compute_log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
+    assert not torch.allclose(llama.compute_log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
     llama.save(tmp_path)
-    assert torch.equal(TransformersPolicy.load(tmp_path).compute_log_probs(samples), llama.log_probs(samples))
+    assert torch.equal(TransformersPolicy.load(tmp_path).compute_log_probs(samples), llama.compute_log_probs(samples))
 
 
 def test_templates(tokenizer, tmp_path):
@@ -305,4 +305,4 @@ def test_bad_input(llama, tmp_path):
 
 def test_empty_prompt_is_only_the_template(llama):
     samples = llama.sample(["", "1"], max_new_tokens=4, generator=0)
-    assert torch.allclose(llama.log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)
+    assert torch.allclose(llama.compute_log_probs(samples), samples.log_probs_BT, atol=TOLERANCE)

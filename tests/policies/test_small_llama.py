@@ -64,7 +64,7 @@ def test_what_it_computes_follows_the_weights(llama):
             parameter.mul_(1.5)
     after = llama.sample(PROMPTS, max_new_tokens=8, generator=0)
     assert not torch.equal(before.log_probs_BT, after.log_probs_BT)
-    torch.testing.assert_close(llama.log_probs(after).detach(), after.log_probs_BT, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(llama.compute_log_probs(after).detach(), after.log_probs_BT, rtol=1e-4, atol=1e-4)
     assert not after.log_probs_BT.is_inference()  # it feeds a value head and a loss
 
 

@@ -327,7 +327,7 @@ def test_large_tables_never_build_a_square():
     prompts = [" ".join(w) for w in words[rng.integers(500, size=(20_000, 12))]]
     table = Rollouts.from_groups((rng.random((20_000, 2)) < 0.5).astype(float), prompts)
     baseline = published_tfidf(64).fit(prompts[:500])
-    baseline.kernel.feature.transform(table.tasks)  # type: ignore[attr-defined]
+    baseline.kernel.feature.transform_tasks(table.tasks)  # type: ignore[attr-defined]
     tracemalloc.start()
     Scorer(table, n_batches=100, resamples=2, batches_per_resample=20).score_baseline(baseline)
     assert tracemalloc.get_traced_memory()[1] < 200e6

@@ -86,9 +86,9 @@ def collect_rollouts(
         model = Local(settings)
         store = Store(settings, tasks, model.fingerprint_weights())
         store.server["log_prob"] = model.describe_log_prob_column()
-        collect_missing_rollouts: Callable[[], None] = lambda: _collect_by_blocks(
-            settings, store, tasks, model.sample_rollouts, tell
-        )
+
+        def collect_missing_rollouts() -> None:
+            _collect_by_blocks(settings, store, tasks, model.sample_rollouts, tell)
     else:
         store = Store(settings, tasks)
 
@@ -156,7 +156,7 @@ async def _collect_by_requests(
     from rollonce.collecting.endpoint import Endpoint
 
     endpoint = Endpoint(s, store.server, say)
-    asker: Asker = environment.asker(endpoint, store.server) if environment else endpoint
+    asker: Asker = environment.make_rollout_asker(endpoint, store.server) if environment else endpoint
     by_id = {t.id: t for t in tasks}
     try:
         await asker.prepare_for_sampling()

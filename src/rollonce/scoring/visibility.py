@@ -10,7 +10,8 @@
 
 Where one prompt stands for many tasks whose ids differ (`Tasks.ids_tell_apart`), the id takes the prompt's place.
 
-`rollonce.scoring.closed_form` compiles the first two into its loop; a test holds that equal to `make_visibility_blocks`.
+`rollonce.scoring.closed_form` compiles the first two into its loop; a test holds that equal to
+`make_visibility_blocks`.
 """
 
 from __future__ import annotations

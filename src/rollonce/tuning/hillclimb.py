@@ -38,7 +38,7 @@ def generate_climb_steps(
     here, best, stuck = Answers(rng, beginnings.pop(0) if beginnings else {}), -np.inf, 0
     moved = here
     while True:
-        baseline = space.build(moved, bank)
+        baseline = space.build_baseline(moved, bank)
         used = {k: moved.values[k] for k in moved.kinds}
         v = value(baseline)
         yield ClimbStep(used, baseline.config(), v)

@@ -239,7 +239,7 @@ class Bank:
         return baseline
 
     def _replace_features_within(self, component: Any) -> None:
-        for name, child in component.children().items():
+        for name, child in component.nested_components().items():
             if isinstance(child, Feature):
                 setattr(component, name, self.get_fitted_feature(child))
             else:

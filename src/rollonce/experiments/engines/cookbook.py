@@ -80,7 +80,8 @@ class CookbookEngine:
         self._lengths: dict[str, int] = {}
 
     def describe_identity(self) -> dict[str, Any]:
-        """See `Engine.describe_identity`. The address may change between sittings (a port); what is installed may not."""
+        """See `Engine.describe_identity`. The address may change between sittings (a port); what is installed may
+        not."""
         versions = {}
         for package in ("tinker", "tinker-cookbook", "transformers", "torch"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -251,13 +252,16 @@ class CookbookEngine:
         policy = self._make_fresh_policy(arm.seed)
         try:
             rows = [self._encode_question(p) for p in prompts]
-            log_probs = policy.service.call("a forward pass", lambda: client_log_probs(policy.trainer, rows))
+            log_probs = policy.service.call_with_watch(
+                "a forward pass", lambda: client_log_probs(policy.training_client, rows)
+            )
         finally:
             policy.close()
         return FreshClient(log_probs, {"lora_rank": policy.lora_rank, "seed": policy.seed})
 
     def probe_arm_training(self, arm: ArmSpec, tasks: Sequence[Task]) -> Probe:
-        """See `Engine.probe_arm_training`, through the raw SDK; what the recipe itself sends is watched while it trains."""
+        """See `Engine.probe_arm_training`, through the raw SDK; what the recipe itself sends is watched while it
+        trains."""
         import torch
 
         policy = self._make_fresh_policy(arm.seed)
