@@ -43,8 +43,8 @@ def main() -> None:
         print(
             f"{sampler:>9}, window {args.window}: {len(trials)} trials in {wall:.1f} s ({cpu:.1f} CPU s), "
             f"{60 * len(trials) / wall:.0f} a minute ({60 * len(trials) / cpu:.0f} a CPU minute), "
-            f"{objective.seconds_scoring / wall:.0%} in scoring and similarity tables, best {best_trial_value(trials):.3f} "
-            "of LOO"
+            f"{objective.seconds_scoring / wall:.0%} in scoring and similarity tables, "
+            f"best {best_trial_value(trials):.3f} of LOO"
         )
 
 

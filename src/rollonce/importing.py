@@ -40,8 +40,8 @@ def import_named_object(name: str, folder: str | None = None) -> Any:
 
 
 def import_name_of_object(value: Any) -> str | None:
-    """``module:name`` of a class or function, from which `import_named_object` gives it again; None where there is no such
-    name (made inside a function, or in the script that is being run)."""
+    """``module:name`` of a class or function, from which `import_named_object` gives it again; None where there is no
+    such name (made inside a function, or in the script that is being run)."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or module == "__main__" or "<" in name:
         return None

@@ -134,7 +134,8 @@ def gs1_kernel_baseline(
 
 
 def two_cluster_baseline(cluster: Sequence[int] | Array, rewards: Sequence[float] | Array, T: float) -> Array:
-    """What `gs1_kernel_baseline` must give when prompts are identical within two clusters and orthogonal across, shape (B,).
+    """What `gs1_kernel_baseline` must give when prompts are identical within two clusters and orthogonal across, shape
+    (B,).
 
     `b_i = (e^(1/T) * sum of the others in i's cluster + sum of the other cluster) / (e^(1/T) * (n_own - 1) + n_other)`.
     The "forced activation" case (docs/mathematics.md, "The kernel baseline"): test it at T = 1 with unequal clusters,
@@ -211,8 +212,8 @@ class Moments(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """What `simulate_effective_batch_size` returns: B_eff, the MSE it comes from, its Monte-Carlo standard error (over batches), and
-    s2."""
+    """What `simulate_effective_batch_size` returns: B_eff, the MSE it comes from, its Monte-Carlo standard error (over
+    batches), and s2."""
 
     b_eff: float
     mse: float
@@ -320,7 +321,8 @@ def simulate_effective_batch_size(
 
 
 def make_gs1_on_tasks(similarity: Array, T: float = 0.1, batch_size: int | None = None) -> BaselineOnTasks:
-    """`gs1_kernel_baseline` for `simulate_effective_batch_size`: `pairwise_similarity` (N, N) between all tasks of the set, computed once."""
+    """`gs1_kernel_baseline` for `simulate_effective_batch_size`: `pairwise_similarity` (N, N) between all tasks of the
+    set, computed once."""
 
     def gs1_of_visible_rows(tasks: Array, rewards: Array) -> Array:
         rows = tasks if batch_size is None else tasks[:batch_size]

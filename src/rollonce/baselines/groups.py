@@ -27,8 +27,8 @@ def task_group_codes(batch: Batch, name: str) -> IntArray:
     if len(batch) and counts.min() < 2:
         alone = str(ids[int(counts.argmin())])
         raise InputError(
-            f"{name} needs at least two rollouts of every task, but task {alone!r} has one in this batch: its "
-            "advantage would always be 0. "
+            f"{name} needs at least two rollouts of every task, but task {alone!r} has one in this batch: "
+            "its advantage would always be 0. "
             "Sample groups (G >= 2), or use a baseline for one rollout a task (loo, kernel, kriging)"
         )
     return codes

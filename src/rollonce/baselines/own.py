@@ -171,7 +171,8 @@ def baseline_from_object(
         value = KernelBaseline(value)
     if not isinstance(value, Baseline):
         raise InputError(
-            f"{name} is {_with_indefinite_article(type(value).__name__)}; a baseline, a kernel, a class of one or a function is needed"
+            f"{name} is {_with_indefinite_article(type(value).__name__)}; "
+            "a baseline, a kernel, a class of one or a function is needed"
         )
     return value
 

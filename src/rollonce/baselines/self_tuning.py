@@ -328,7 +328,8 @@ class SelfTuning(LinearSmoother):
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
-        """(K, B, M), see `LinearSmoother.compute_weight_blocks`. Blocks in a row that see the same tasks share one solve."""
+        """(K, B, M), see `LinearSmoother.compute_weight_blocks`. Blocks in a row that see the same tasks share one
+        solve."""
         self._check_is_fitted()
         if table_is_worth_it(tasks, columns_KM) and (self._table is None or self._table[0] is not tasks):
             self._table = (tasks, self._sum_of_covariances(tasks, np.arange(len(tasks))[None])[0])

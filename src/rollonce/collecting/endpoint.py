@@ -86,8 +86,8 @@ class Endpoint:
             return  # it is there, and fails to list its models: whether it answers, the first rollout will tell
         except httpx.TransportError as error:
             raise InputError(
-                f"no server answers at {self.base} ({_describe_transport_error(error)}); start it, or correct --url (it ends "
-                "with /v1 for most servers)"
+                f"no server answers at {self.base} ({_describe_transport_error(error)}); "
+                "start it, or correct --url (it ends with /v1 for most servers)"
             ) from None
         self._raise_if_key_refused(answer)
         if answer.status_code == 200:
@@ -99,8 +99,8 @@ class Endpoint:
             self.note["models"] = self._listed[:20]
             if self.settings.policy not in self._listed:
                 self.say(
-                    f"the server does not list {self.settings.policy!r}, but {_format_model_names(self._listed)}; asking it "
-                    "all the same"
+                    f"the server does not list {self.settings.policy!r}, but {_format_model_names(self._listed)}; "
+                    "asking it all the same"
                 )
 
     async def sample_rollout(self, task: Task, seed: int) -> Sampled:

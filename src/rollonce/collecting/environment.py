@@ -83,7 +83,8 @@ class Environment:
             raise
         except Exception as error:  # an environment is foreign code: anything may come out of it
             raise InputError(
-                f"the verifiers environment {name!r} cannot be loaded: {type(error).__name__}: {_first_line_of_error(error)}"
+                f"the verifiers environment {name!r} cannot be loaded: "
+                f"{type(error).__name__}: {_first_line_of_error(error)}"
             ) from error
         if len(all_tasks) < s.n_tasks:
             raise InputError(

@@ -45,7 +45,8 @@ class Local:
             self.policy = load_embedded(**options) if embedded else TransformersPolicy.load(settings.policy, **options)
         except (RuntimeError, AssertionError) as error:
             raise InputError(
-                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: {_first_line_of_error(error)}"
+                f"the model {settings.policy!r} cannot be put on --device {settings.device!r}: "
+                f"{_first_line_of_error(error)}"
             ) from error
 
     def fingerprint_weights(self) -> str:
@@ -96,7 +97,8 @@ class Local:
         except RuntimeError as error:
             if "out of memory" in str(error).lower() or "alloc" in str(error).lower():
                 raise InputError(
-                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_first_line_of_error(error)}); give less"
+                    f"--batch-rows {s.batch_rows} is more than the memory holds ({_first_line_of_error(error)}); "
+                    "give less"
                 ) from error
             raise
         prompt_tokens = got.prompt_mask_BP.sum(dim=1).tolist()

@@ -220,8 +220,8 @@ class Store:
                 file=self.path,
             )
         raise InputError(
-            f"its rollouts were made with {option_name_of_setting(name)} {was!r}, not {now!r}; go on with that, or give another "
-            "--out",
+            f"its rollouts were made with {option_name_of_setting(name)} {was!r}, not {now!r}; "
+            "go on with that, or give another --out",
             file=self.path,
         )
 

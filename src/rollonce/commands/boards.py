@@ -52,8 +52,8 @@ def score_all_tables(tables: Sequence[Rollouts], settings: BoardSettings, jobs: 
         bars: Where progress goes, and the first rows.
 
     Raises:
-        InputError: if a table cannot be scored (see `separate_scorable_tables`), a baseline file cannot be read, or no row has a name
-            that is asked for.
+        InputError: if a table cannot be scored (see `separate_scorable_tables`), a baseline file cannot be read, or no
+            row has a name that is asked for.
     """
     for table in tables:
         check_board_settings(table, settings)

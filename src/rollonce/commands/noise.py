@@ -210,8 +210,7 @@ def _check_noise_options(args: Args) -> None:
     if args.n_tasks < 3 * args.batch_size:
         raise InputError(
             f"--n-tasks must be at least three times the batch size, {3 * args.batch_size}, not {args.n_tasks}: "
-            "batches "
-            "come from one half of the tasks, the true gradient from the other"
+            "batches come from one half of the tasks, the true gradient from the other"
         )
     if args.replications % 2:
         raise InputError(f"--replications must be an even number, not {args.replications}: they come in mirrored pairs")
@@ -276,9 +275,8 @@ def _note_on_seen_tasks(args: Args) -> str:
     split = _choose_task_split(args)
     if split == "test":
         return (
-            "Tasks are of the split test: a saved baseline tuned on hold-out tasks, which `rollonce collect` draws "
-            "by default, has not "
-            "seen them. Whether it was tuned on test tasks all the same cannot be known from its file."
+            "Tasks are of the split test: a saved baseline tuned on hold-out tasks, which `rollonce collect` draws by "
+            "default, has not seen them. Whether it was tuned on test tasks all the same cannot be known from its file."
         )
     why = ", which `rollonce collect` draws from by the same seed" if split == "holdout" else ""
     return (

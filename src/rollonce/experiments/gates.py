@@ -41,8 +41,8 @@ class GateResult(NamedTuple):
     def sentence(self) -> str:
         found = ", ".join("not measurable" if v is None else f"{v:.6g}" for v in self.values) or "nothing measured"
         return (
-            f"{self.metric} = {found} ({'passed' if self.passed else 'failed'}: {format_gate_limits(self.min, self.max)} was "
-            "registered)"
+            f"{self.metric} = {found} "
+            f"({'passed' if self.passed else 'failed'}: {format_gate_limits(self.min, self.max)} was registered)"
         )
 
 

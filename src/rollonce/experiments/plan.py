@@ -89,8 +89,7 @@ def format_plan_sections(
     """Sections of the plan: (heading, lines)."""
     spec = loaded.spec
     arms = [
-        f"{a.name} "
-        f"({_describe_arm_role(spec, s, a.name)}): "
+        f"{a.name} ({_describe_arm_role(spec, s, a.name)}): "
         f"{a.advantage}, {a.groups_per_batch} tasks x {a.group_size} = {a.rollouts} rollouts per step, "
         f"{a.steps} steps, lr {a.lr:g}, seed {a.seed}"
         for a in spec.arms

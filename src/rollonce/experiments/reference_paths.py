@@ -40,8 +40,8 @@ def reference_advantages(
 
 
 def reference_on_tasks(advantage: str, prompts: Sequence[str], fitted_on: Sequence[str]) -> Callable[..., Any] | None:
-    """The same for `rollonce.reference.simulate_effective_batch_size`: (task indices, rewards) -> b. Self-inclusive ones through their
-    LOO twin."""
+    """The same for `rollonce.reference.simulate_effective_batch_size`: (task indices, rewards) -> b. Self-inclusive
+    ones through their LOO twin."""
     temperature = tfidf_temperature(advantage)
     if temperature is not None:
         return reference.make_gs1_on_tasks(reference.tfidf_similarity(prompts, fitted_on), temperature)

@@ -1,7 +1,7 @@
 """The policy's own hidden state at the end of the prompt: what it knows of a task before it answers.
 
-A feature reads no policy itself: whoever has one attaches it (`HiddenState.attach_policy_reader`); an arm of `rollonce compare` does,
-for local policies.
+A feature reads no policy itself: whoever has one attaches it (`HiddenState.attach_policy_reader`); an arm of
+`rollonce compare` does, for local policies.
 """
 
 from __future__ import annotations

@@ -187,13 +187,13 @@ class AdvantageHook:
             training: False judges without learning anything: evaluation, logging, a trial call.
 
         Raises:
-            InputError: as `make_rollout_rows`; if the baseline needs a fit and has none; if it reads prompts that the trainer
-                does not give.
+            InputError: as `make_rollout_rows`; if the baseline needs a fit and has none; if it reads prompts that the
+                trainer does not give.
         """
         if prompts is None and depends_on_prompts(self.baseline):
             raise InputError(
-                f"{self.baseline.label} reads the prompts, which this trainer's hook does not have; use one that does "
-                "not (loo)"
+                f"{self.baseline.label} reads the prompts, which this trainer's hook does not have; "
+                "use one that does not (loo)"
             )
         rows = make_rollout_rows(
             prompts,

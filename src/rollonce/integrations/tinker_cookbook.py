@@ -11,8 +11,8 @@ or, around a training script of one's own::
 
 The stock cookbook subtracts the mean of each group: with one rollout per task every advantage is exactly 0 and nothing
 is learnt. Here the step's rollouts go to an `AdvantageHook` together. Only names of the module
-``tinker_cookbook.rl.train`` are replaced; `import_patchable_cookbook` says so in a sentence if a version lacks them (tested:
-`TESTED`).
+``tinker_cookbook.rl.train`` are replaced; `import_patchable_cookbook` says so in a sentence if a version lacks them
+(tested: `TESTED`).
 
 Beside the run, in ``LOG_PATH/rollonce/``: ``advantages.jsonl``, one line per step (b, leave-one-out mean, advantage and
 reward of each rollout, largest weight of an own reward); ``state_000012.json``, the history before step 12, which a
@@ -78,9 +78,9 @@ def import_patchable_cookbook() -> Any:
         if function is None or missing:
             what = f"has no parameter {missing[0]!r}" if function is not None else "is not there"
             raise InputError(
-                f"tinker-cookbook {cookbook_version()} cannot be patched: rl.train.{name} {what}. Tested are "
-                f"{' and '.join(TESTED)}:"
-                " install one of them, or use the Tinker policy of rollonce train, which needs no cookbook"
+                f"tinker-cookbook {cookbook_version()} cannot be patched: rl.train.{name} {what}. "
+                f"Tested are {' and '.join(TESTED)}: "
+                "install one of them, or use the Tinker policy of rollonce train, which needs no cookbook"
             )
     return train
 

@@ -187,9 +187,9 @@ class _SingleRollout:
         wanted = trainer.args.generation_batch_size // trainer.num_generations
         if size is not None and size < wanted:
             raise InputError(
-                f"a generation batch takes {wanted} different tasks and the training set has {size}, so TRL's sampler "
-                "would give no "
-                "batch at all: lower per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation"
+                f"a generation batch takes {wanted} different tasks and the training set has {size}, "
+                "so TRL's sampler would give no batch at all: "
+                "lower per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation"
             )
         if size is None:
             some = list(itertools.islice(iter(data), FIT_ON))

@@ -231,9 +231,8 @@ def _notes_on_progress(stream: Streams, curve: BatchCurve, rows: Sequence[Progre
     cut = [r for r in rows if r.window < r.window_asked]
     if cut:
         notes.append(
-            f"A window of {cut[0].window_asked} rows was asked for; batches come from one half of the tasks, which "
-            "leaves "
-            f"{cut[0].window} other tasks beside a batch."
+            f"A window of {cut[0].window_asked} rows was asked for; batches come from one half of the tasks, "
+            f"which leaves {cut[0].window} other tasks beside a batch."
         )
     if not np.isfinite(curve.log_size_for_progress(0.0)):
         notes.append(

@@ -5,8 +5,8 @@ Here torch multiplies the matrices and four compiled functions do everything bet
 there are computed: prompts stand end to end without padding, prompts that are the same (a group's) are read once, and a
 rollout that has ended leaves at once.
 
-It stands in for `rollonce.policies.sampling.draw` and the model in it; `packed_hidden_states` is the forward pass of the
-update, with gradient, over the same tokens without padding. All larger models are transformers' own.
+It stands in for `rollonce.policies.sampling.draw` and the model in it; `packed_hidden_states` is the forward pass of
+the update, with gradient, over the same tokens without padding. All larger models are transformers' own.
 
 Shapes: ``_B`` rollouts, ``_A`` those that go on, ``_N`` tokens of a forward pass, ``_D`` hidden features, ``_S``
     features of a head, ``_L`` positions, ``_T`` response tokens, ``_V`` vocabulary.

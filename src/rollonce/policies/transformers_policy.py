@@ -241,7 +241,8 @@ class TransformersPolicy:
         """Log-probabilities (with gradient, unless under ``torch.no_grad``) and entropies of given rollouts, all in one
         forward pass.
 
-        For micro-batches call it on the parts of `Samples.split_into_micro_batches` and give each loss the whole batch's token count.
+        For micro-batches call it on the parts of `Samples.split_into_micro_batches` and give each loss the whole
+        batch's token count.
         """
         if not self.autocast and not self.gradient_checkpointing and is_small_plain_llama(self.model):
             return self._evaluate_packed(samples, hidden=hidden)

@@ -1,8 +1,8 @@
 """What every reader shares: a row, a block of rows, and the class that a format is.
 
-A *format* is one file with one class that knows one writer: `Format.is_file_of_format` recognises its files by looking at them,
-`Format.parse_rollout_rows` turns one record into rollouts. Reading lines, checking values, skipping bad rows and grouping into tasks
-happen once, outside the formats (``jsonl.py``, ``table.py``, ``read.py``).
+A *format* is one file with one class that knows one writer: `Format.is_file_of_format` recognises its files by looking
+at them, `Format.parse_rollout_rows` turns one record into rollouts. Reading lines, checking values, skipping bad rows
+and grouping into tasks happen once, outside the formats (``jsonl.py``, ``table.py``, ``read.py``).
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ class Generic(Format):
             if what not in keys and not (what == "prompt" and self.options.join is not None):
                 more = " or give a file with the prompts (--join)" if what == "prompt" and "task" in keys else ""
                 raise InputError(
-                    f"no key for the {what}: none of the usual names ({', '.join(USUAL[what])}); {describe_record_keys(record)}. "
-                    f"Name it with {what}_key (--{what}-key){more}"
+                    f"no key for the {what}: none of the usual names ({', '.join(USUAL[what])}); "
+                    f"{describe_record_keys(record)}. Name it with {what}_key (--{what}-key){more}"
                 )
         self._keys = keys
         self._rollouts_of = _find_unfold_function(record, keys)
@@ -176,8 +176,8 @@ class Generic(Format):
     def _check_join_applies(self, keys: dict[str, str]) -> None:
         if "prompt" in keys:
             raise InputError(
-                f"join= (--join) does nothing for rows that hold their prompt (under {keys['prompt']!r}); leave it "
-                "out, or say prompt_key='' (--prompt-key '')"
+                f"join= (--join) does nothing for rows that hold their prompt (under {keys['prompt']!r}); "
+                "leave it out, or say prompt_key='' (--prompt-key '')"
             )
         if "task" not in keys:
             raise InputError("a join finds prompts by task id, and these rows have none; name it with --task-key")

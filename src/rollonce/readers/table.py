@@ -137,16 +137,16 @@ class TableBuilder:
             if self._prompts[code] != prompt and normalise_prompt(self._prompts[code]) != normalise_prompt(prompt):
                 file, line = self._first_seen[code]
                 raise InputError(
-                    f"task {key!r} has another prompt here than at {file}, line {line}: {prompt[:60]!r} and "
-                    f"{self._prompts[code][:60]!r}; "
+                    f"task {key!r} has another prompt here than at {file}, line {line}: "
+                    f"{prompt[:60]!r} and {self._prompts[code][:60]!r}; "
                     "give each prompt its own task id (or leave the task key out to group by prompt)"
                 )
             for name, values in row.columns.items():
                 if self._columns[name][code] != values[0]:
                     raise InputError(
-                        f"the column {name!r} is {values[0]!r} here and {self._columns[name][code]!r} in another "
-                        "rollout of task "
-                        f"{self._ids[code]!r}; a declared column must be known before the rollout, so one value a task"
+                        f"the column {name!r} is {values[0]!r} here and {self._columns[name][code]!r} in "
+                        f"another rollout of task {self._ids[code]!r}; "
+                        "a declared column must be known before the rollout, so one value a task"
                     )
         except InputError as error:
             self.reject_bad_row(block.file, block.lines[i], error.message)

@@ -102,8 +102,8 @@ def unfold_reward_counts(record: Mapping[str, Any], key: str) -> list[dict[str, 
     right, of = look_up_dotted_key(record, right_key), look_up_dotted_key(record, of_key)
     if not (_is_rollout_count(right) and _is_rollout_count(of) and right <= of):
         raise InputError(
-            f"{right_key!r} and {of_key!r} are {describe_value_kind(right)} and {describe_value_kind(of)}; they must say how many rollouts "
-            "out of how many were right"
+            f"{right_key!r} and {of_key!r} are {describe_value_kind(right)} and {describe_value_kind(of)}; "
+            "they must say how many rollouts out of how many were right"
         )
     return [{**record, key: 1.0 if i < right else 0.0} for i in range(int(of))]
 
@@ -117,7 +117,8 @@ def unfold_reward_list(record: Mapping[str, Any], reward_key: str, other_keys: I
     rewards = look_up_dotted_key(record, reward_key)
     if not isinstance(rewards, list) or not rewards:
         raise InputError(
-            f"the reward is {describe_value_kind(rewards)}, though the first row has a list of rewards, one per rollout of the task"
+            f"the reward is {describe_value_kind(rewards)}, though the first row has a list of rewards, "
+            "one per rollout of the task"
         )
     for key in _RESPONSES:
         if isinstance(record.get(key), str):

@@ -43,8 +43,8 @@ def print_collection(
         )
     if math.isfinite(summary.b_eff.value):
         lines.append(
-            f"B_eff        {format_with_interval(summary.b_eff, 1)} of {summary.batch_size}    in-batch leave-one-out mean, "
-            "95% over tasks"
+            f"B_eff        {format_with_interval(summary.b_eff, 1)} of {summary.batch_size}    "
+            "in-batch leave-one-out mean, 95% over tasks"
         )
     lines += ["", *collection_sentences(settings, collected, summary, cost), "", f"Next: {next_command}"]
     for line in lines:

@@ -81,12 +81,14 @@ def render_comparison_page(analysis: Analysis, command: str) -> str:
     """
     environment = make_page_environment()
     environment.globals.update(
-        number=format_number, interval=format_interval, percent=format_percent, points=format_signed_points, bracket=format_points_interval,
-        percent_interval=format_percent_interval, rate=format_learning_rate,
+        number=format_number, interval=format_interval, percent=format_percent, points=format_signed_points,
+        bracket=format_points_interval, percent_interval=format_percent_interval, rate=format_learning_rate,
         time=format_seconds, count=format_rollout_count, isnan=math.isnan, p_text=format_p_value,
     )  # fmt: skip
-    lines = [Line(arm.name, k % COLOURS, [p.rollouts for p in arm.curve], [_scale_to_percent(p.level) for p in arm.curve])
-             for k, arm in enumerate(analysis.arms)]  # fmt: skip
+    lines = [
+        Line(arm.name, k % COLOURS, [p.rollouts for p in arm.curve], [_scale_to_percent(p.level) for p in arm.curve])
+        for k, arm in enumerate(analysis.arms)
+    ]
     by_seconds = [
         line._replace(x=[p.seconds for p in arm.curve], name=arm.name)
         for line, arm in zip(lines, analysis.arms, strict=True)

@@ -161,7 +161,8 @@ def _make_further_sentences(
         )
         clock = "CPU" if analysis.clock == "cpu" else "wall-clock"
         out.append(
-            f"{arm.name} spends {format_percent(arm.times.shares['critic'], 0)} of its {clock} time on its critic{relative}."
+            f"{arm.name} spends {format_percent(arm.times.shares['critic'], 0)} of its {clock} time "
+            f"on its critic{relative}."
         )
     collapsed = [a for a in analysis.arms if a.n_collapsed]
     if collapsed:

@@ -84,8 +84,9 @@ def decide_from_b_eff(b_eff: Estimate, batch_size: int, rho: float | None = None
 
     if rho is None and b_eff.value >= of_groups:
         return "cannot tell", (
-            f"{level}, and the interval holds the {format_number(of_groups, 1)} of groups of {size}: at rho = 0 (tasks' "
-            f"gradients do not differ) they are about equal, from rho = {format_number(find_crossing_rho(low), 3)} on it is enough; "
+            f"{level}, and the interval holds the {format_number(of_groups, 1)} of groups of {size}: "
+            "at rho = 0 (tasks' gradients do not differ) they are about equal, "
+            f"from rho = {format_number(find_crossing_rho(low), 3)} on it is enough; "
             "`rollonce noise` measures rho on your policy"
         )
     at = Estimate(find_crossing_rho(b_eff.value), find_crossing_rho(high), find_crossing_rho(low))
@@ -203,8 +204,8 @@ def decide_on_log(scores: Sequence[WatchScore], log: str) -> Decision:
     best = scores[0]
     better = best.ratio.low > 1
     ahead = (
-        f"{best.label} would have been worth {format_number(best.ratio.value)} {format_interval(best.ratio)} times the LOO mean's "
-        "rollouts"
+        f"{best.label} would have been worth {format_number(best.ratio.value)} {format_interval(best.ratio)} times "
+        "the LOO mean's rollouts"
         if better
         else "no baseline can be told apart from the LOO mean"
     )

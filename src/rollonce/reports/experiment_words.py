@@ -130,9 +130,9 @@ def _describe_offline_gate(g: dict[str, Any] | None) -> list[str]:
         ]
     ends = f", 95% over tasks [{g['interval'][0]:.3f}, {g['interval'][1]:.3f}]" if g["interval"] else ""
     return [
-        f"B_eff {g['b_eff']:.2f} against {g['loo']:.2f} of the LOO mean at B = {g['batch_size']}: ratio "
-        f"{g['ratio']:.4f} by the recipe "
-        f"(Monte-Carlo error {g['ratio_se']:.4f}), {g['closed_form']:.4f} in closed form{ends}. "
+        f"B_eff {g['b_eff']:.2f} against {g['loo']:.2f} of the LOO mean at B = {g['batch_size']}: "
+        f"ratio {g['ratio']:.4f} by the recipe (Monte-Carlo error {g['ratio_se']:.4f}), "
+        f"{g['closed_form']:.4f} in closed form{ends}. "
         f"s2 {g['s2']:.4f}, tau2 {g['tau2']:.4f}, mean reward {g['mean_reward']:.3f}, {g['n_tasks']} tasks.",
         "",
     ]

@@ -110,8 +110,9 @@ def describe_exponents(exponents: list[SurprisalExponent]) -> list[str]:
     return [
         f"{names[e.metric][0].upper()}{names[e.metric][1:]} grow as the surprisal to the power "
         f"{format_noise_estimate(e.exponent)}; correlation of logarithms {e.correlation:.2f}, rest {e.rest:.2f} of "
-        f"{e.total:.2f}; left between rollouts above and below the mean reward {format_noise_estimate(e.right_over_wrong)} "
-        f"nats, so that between those the power is {format_noise_estimate(e.between_rewards)}."
+        f"{e.total:.2f}; left between rollouts above and below the mean reward "
+        f"{format_noise_estimate(e.right_over_wrong)} nats, so that between those the power is "
+        f"{format_noise_estimate(e.between_rewards)}."
         for e in exponents
     ]
 
@@ -120,10 +121,10 @@ def describe_measurement(progress: ProgressReport) -> str:
     """The optimizer and the amount of work behind the table."""
     clipped = f"; {progress.clipped_share:.0%} of its batches were clipped" if progress.clipped_share else ""
     return (
-        f"Steps of {progress.optimizer.describe_in_words()}{clipped}; {progress.n_steps:,} steps on {progress.n_coordinates:,} "
-        "of "
-        f"{progress.n_parameters:,} parameters, {progress.n_tasks} tasks. Equivalent batch: where LOO makes the same "
-        "progress (* beyond the sizes measured). B_eff counts squared errors of rewards, not of gradients."
+        f"Steps of {progress.optimizer.describe_in_words()}{clipped}; {progress.n_steps:,} steps on "
+        f"{progress.n_coordinates:,} of {progress.n_parameters:,} parameters, {progress.n_tasks} tasks. "
+        "Equivalent batch: where LOO makes the same progress (* beyond the sizes measured). "
+        "B_eff counts squared errors of rewards, not of gradients."
     )
 
 

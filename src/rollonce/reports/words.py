@@ -50,7 +50,8 @@ def format_with_interval(estimate: Estimate, digits: int = 2) -> str:
     """``1.05 [0.92, 1.19]``; with a decimal more where an end would round to 1 and hide on which side of it it lies."""
     while digits < 4 and any(v != 1 and f"{v:.{digits}f}" == f"{1:.{digits}f}" for v in (estimate.low, estimate.high)):
         digits += 1
-    return f"{format_number(estimate.value, choose_decimals(estimate, digits))} {format_interval(estimate, digits)}".strip()
+    value = format_number(estimate.value, choose_decimals(estimate, digits))
+    return f"{value} {format_interval(estimate, digits)}".strip()
 
 
 def format_significant(estimate: Estimate) -> str:
@@ -109,7 +110,8 @@ def make_board_verdict(board: Board) -> Verdict:
         # A baseline without any error has no ratio (its E[A^2] is 0), so the errors themselves are compared.
         best = min((s for s in board.scores if math.isfinite(s.mse)), key=lambda s: s.mse, default=best)
         return Verdict(
-            f"{capitalise_first(best.label)} errs least, but there is no sampling noise to hold that against: see the notes.",
+            f"{capitalise_first(best.label)} errs least, but there is no sampling noise to hold that against: "
+            "see the notes.",
             [],
             None,
         )
@@ -122,7 +124,8 @@ def make_board_verdict(board: Board) -> Verdict:
     more: list[str] = []
     if told is None:
         return Verdict(
-            f"{capitalise_first(best.label)} is ahead, at {ratio} times the LOO mean{_put_in_parentheses(level)}; no interval was computed.",
+            f"{capitalise_first(best.label)} is ahead, at {ratio} times the LOO mean{_put_in_parentheses(level)}; "
+            "no interval was computed.",
             more,
             None,
         )
@@ -135,10 +138,14 @@ def make_board_verdict(board: Board) -> Verdict:
                 f"{len(close)} more beat LOO with intervals that overlap its own; the nearest is {close[0].label}."
             )
         return Verdict(headline, more, True)
-    headline = f"{capitalise_first(best.label)} is ahead at {ratio} times the LOO mean{_put_in_parentheses(level)}, but cannot be told apart from it."
+    headline = (
+        f"{capitalise_first(best.label)} is ahead at {ratio} times the LOO mean{_put_in_parentheses(level)}, "
+        "but cannot be told apart from it."
+    )
     if winners:
         more.append(
-            f"What can be told apart from it: {winners[0].label}, at {format_with_interval(winners[0].ratio)} times LOO."
+            f"What can be told apart from it: {winners[0].label}, "
+            f"at {format_with_interval(winners[0].ratio)} times LOO."
         )
     else:
         more.append("No baseline here can be told apart from LOO at this number of tasks.")

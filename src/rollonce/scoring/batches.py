@@ -42,8 +42,8 @@ def draw_windowed_batches(
 def draw_task_resamples(
     n_tasks: int, batch_size: int, window: int, n_batches: int, resamples: int, seed: int
 ) -> tuple[IntArray, IntArray]:
-    """R resamples of the tasks, drawn with replacement (R, N), and K batches of each, as `draw_windowed_batches` draws them from
-    distinct tasks (R, K, B + window)."""
+    """R resamples of the tasks, drawn with replacement (R, N), and K batches of each, as `draw_windowed_batches` draws
+    them from distinct tasks (R, K, B + window)."""
     task_of_RN = np.stack(
         [np.random.default_rng([seed, 4, r]).integers(n_tasks, size=n_tasks) for r in range(resamples)]
     )

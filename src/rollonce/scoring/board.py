@@ -100,8 +100,8 @@ def score_rollouts(
 
     Args:
         rollouts: The table.
-        baselines: What to fit on the prompts and score; `rollonce.baselines.catalogue.default_board_baselines` by default.
-            The LOO mean is always there.
+        baselines: What to fit on the prompts and score; `rollonce.baselines.catalogue.default_board_baselines` by
+            default. The LOO mean is always there.
         fitted: What to score as well, as it was fitted: baselines read from files.
         batch_size: B.
         window: Rows of history for the windowed defaults.
@@ -293,9 +293,9 @@ def _notes_on_the_board(
     notes = []
     if not scorer.has_repeats:
         notes.append(
-            "Every task has a single rollout, so within-task noise (s2) and absolute B_eff cannot be known; baselines "
-            "are ranked by "
-            "E[A^2], whose ratio to LOO is the ratio of their B_eff. Sample some tasks twice or more for the level."
+            "Every task has a single rollout, so within-task noise (s2) and absolute B_eff cannot be known; "
+            "baselines are ranked by E[A^2], whose ratio to LOO is the ratio of their B_eff. "
+            "Sample some tasks twice or more for the level."
         )
     elif m.s2.value == 0:
         notes.append(

@@ -69,7 +69,8 @@ def load_jsonl_tasks(
 
     Args:
         path: A ``.jsonl`` or ``.jsonl.gz``.
-        grader: A name for `rollonce.tasks.find_grader_by_name`, or a grader. A line's own ``grader`` (a name) comes first.
+        grader: A name for `rollonce.tasks.find_grader_by_name`, or a grader. A line's own ``grader`` (a name) comes
+            first.
         columns: Keys to declare as columns known before the rollout; a key that a line lacks is None there, one no line
             has is refused.
         prompt_key: Default the first there is of ``prompt, question, problem, input, messages``. A list is taken for

@@ -37,8 +37,8 @@ def leave_one_out(s: Subject) -> str:
                         )
             if (i := first_difference(scaled, batch.rewards_B - straight)) is not None:
                 raise Failed(
-                    f"advantages_B has {scaled[i]:.6g} for rollout {i}, where r - b is "
-                    f"{batch.rewards_B[i] - straight[i]:.6g}: "
+                    f"advantages_B has {scaled[i]:.6g} for rollout {i}, "
+                    f"where r - b is {batch.rewards_B[i] - straight[i]:.6g}: "
                     "whatever it multiplies by is of this batch; declare self_inclusive if that holds the own reward"
                 )
     return "no rollout's reward moves its own b"
@@ -199,9 +199,9 @@ def self_inclusive(s: Subject) -> str:
             f = a[at] / a_twin[at]
             if (i := first_difference(f, np.full(len(f), f[0]))) is not None:
                 raise Failed(
-                    f"its advantage should be its twin's ({twin.label}) times one factor, but rollout {at[0]} has "
-                    f"{f[0]:.6g} and "
-                    f"rollout {at[i]} {f[i]:.6g}: the direction of the gradient changes with the own reward"
+                    f"its advantage should be its twin's ({twin.label}) times one factor, "
+                    f"but rollout {at[0]} has {f[0]:.6g} and rollout {at[i]} {f[i]:.6g}: "
+                    "the direction of the gradient changes with the own reward"
                 )
             factors.append(float(f[0]))
     constant = not factors or first_difference(np.asarray(factors), np.full(len(factors), factors[0])) is None

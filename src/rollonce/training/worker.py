@@ -102,6 +102,9 @@ def main(jobs: TextIO, events: TextIO) -> None:
             queue.append("")
             arrived.notify()
 
+    def write_step_event(record: StepRecord) -> None:
+        write_event_line({"event": "step", "step": record["step"], "reward": record["reward"]})
+
     threading.Thread(target=queue_arriving_jobs, daemon=True).start()
     while True:
         with arrived:
@@ -110,10 +113,9 @@ def main(jobs: TextIO, events: TextIO) -> None:
         if not line.strip():
             return
         job = json.loads(line)
-        step_told = lambda record: write_event_line(
-            {"event": "step", "step": record["step"], "reward": record["reward"]}
+        write_event_line(
+            get_process_runner().run_training_job(job["config"], Path(job["directory"]), write_step_event, stop)
         )
-        write_event_line(get_process_runner().run_training_job(job["config"], Path(job["directory"]), step_told, stop))
         if stop.is_set():
             return
 

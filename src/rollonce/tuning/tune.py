@@ -260,8 +260,8 @@ def tune(
     if outcome.is_loo:
         notes.append(
             f"The choose part does not show a gain over the {outcome.baseline.label} ({outcome.chosen:.3f}, "
-            f"{outcome.chosen_z:+.1f} standard errors; "
-            f"{MIN_GAIN} and {MIN_Z} are asked for): that is the chosen baseline."
+            f"{outcome.chosen_z:+.1f} standard errors; {MIN_GAIN} and {MIN_Z} are asked for): "
+            "that is the chosen baseline."
             + (
                 " The reported ratio is the procedure's over the folds, not that of the saved baseline."
                 if labels

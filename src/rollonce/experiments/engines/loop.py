@@ -196,7 +196,8 @@ class LoopEngine:
         return list(policy.encode_prompt(prompt)) if self.service else policy.encode_prompts([prompt])[0][0].tolist()
 
     def measure_fresh_client(self, arm: ArmSpec, prompts: Sequence[str]) -> FreshClient:
-        """See `Engine.measure_fresh_client`: the prompts' tokens after their first, through a policy loaded for this arm."""
+        """See `Engine.measure_fresh_client`: the prompts' tokens after their first, through a policy loaded for this
+        arm."""
         learner = self._make_arm_learner(arm)
         asked = {
             "lora_rank": self.make_arm_config(arm, 1).policy.lora_rank or None,

@@ -135,8 +135,8 @@ class LocalLearner:
     def update_policy(
         self, samples: Samples, advantages: np.ndarray, *, measure_kl: bool = False, move: bool = True
     ) -> Update:
-        """See `Learner.update_policy`. A loss that is not finite leaves the policy as it was and is returned for the loop to
-        act on."""
+        """See `Learner.update_policy`. A loss that is not finite leaves the policy as it was and is returned for the
+        loop to act on."""
         loss_config = self.config.loss
         weights_BT = token_loss_weights(samples.response_mask_BT, loss_config.aggregation)
         advantages_B = torch.from_numpy(np.ascontiguousarray(advantages, dtype=np.float32))
