@@ -147,9 +147,9 @@ def _make_further_sentences(
     out = seeds_sentences(analysis, even) + _unknown_sentences(analysis, unknown)
     if (n := len(analysis.differences)) > 1:
         out.append(
-            f"{n} arms are held against {analysis.reference}: what is called a difference has p < .05 after Holm's "
-            f"correction, and what would have shown or how many seeds it takes is at .05 / {n}; intervals are 95% "
-            "each. The others are not compared with each other: --reference NAME does that."
+            f"{n} arms are compared with {analysis.reference}: a difference is called one if p < .05 after Holm's "
+            f"correction; which difference would have shown, and how many seeds one takes, is for p < .05 / {n}; each "
+            "interval is a 95% interval. The others are not compared with each other: --reference NAME does that."
         )
     slower = [a for a in analysis.arms if a.times.shares["critic"] > 0.005]
     for arm in slower:

@@ -365,7 +365,9 @@ class ExperimentConfig(Section):
                 raise ValueError("compare.devices says where runs go: leave policy.device out")
         reference = self.compare.reference
         if reference is not None and reference not in self.arms:
-            raise ValueError(f"compare.reference {reference!r} is no arm; there are {', '.join(self.arms)}")
+            base = reference.partition("@")[0]
+            hint = f"; rates of a grid are compared under the arm's name: give {base!r}" if base in self.arms else ""
+            raise ValueError(f"compare.reference {reference!r} is no arm; there are {', '.join(self.arms)}{hint}")
         return self
 
 
