@@ -102,17 +102,35 @@ def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
         low, high = np.percentile([scipy.stats.spearmanr(d, other).statistic for d in drawn], [2.5, 97.5])
         return {"value": value, "low": float(low), "high": float(high)}
 
+    # What a perfect prediction would get: the truth is taken to be what was measured, drawn together to the share of
+    # its variance that is not noise, and measured again with errors of the same size (independent ones).
+    truth = measured[:, 0].mean() + np.sqrt(_reliability(measured[:, 0], noise)) * (
+        measured[:, 0] - measured[:, 0].mean()
+    )
+    ceiling = [
+        float(scipy.stats.spearmanr(truth, truth + noise * rng.normal(size=len(twins))).statistic) for _ in range(draws)
+    ]
     x, y = predicted[:, 0], measured[:, 0]
     scale = float(x @ y / (x @ x))
     return {
         "n_baselines": len(twins),
         "rank_correlation_predicted": ranked(x),
         "rank_correlation_b_eff": ranked(b_eff),
+        "rank_correlation_of_a_perfect_prediction": {
+            "value": float(np.mean(ceiling)),
+            "low": float(np.percentile(ceiling, 2.5)),
+            "high": float(np.percentile(ceiling, 97.5)),
+        },
         "scale": scale,
         "worst_after_scale": float(np.abs(scale * x - y).max()),
         "root_mean_square_after_scale": float(np.sqrt(np.mean((scale * x - y) ** 2))),
         "typical_error_of_measurement": float(np.median(noise)),
     }
+
+
+def _reliability(measured: np.ndarray, noise: np.ndarray) -> float:
+    """The share of the variance of what was measured that is not noise, at least 0."""
+    return max(0.0, 1 - float(np.mean(noise**2)) / float(measured.var(ddof=1)))
 
 
 def tell(what: str, detail: str, done: int, total: int) -> None:
@@ -124,18 +142,19 @@ def tell(what: str, detail: str, done: int, total: int) -> None:
 def table() -> None:
     """All policies, as Markdown."""
     documents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*.json"))]
-    documents = [d for d in documents if "scale" in d]
+    documents = [d | agreement(d) for d in documents if "scale" in d]
     shown = lambda e, d=2: f"{e['value']:.{d}f} [{e['low']:.{d}f}, {e['high']:.{d}f}]"  # noqa: E731
     print(
         "| policy | baselines | exponent, plain | exponent, Adam | 1% of rollouts carry | rank correlation, predicted "
-        "| rank correlation, B_eff | scale | rms after scale | error of measurement |"
+        "| a perfect prediction's | rank correlation, B_eff | scale | rms after scale | error of measurement |"
     )
-    print("|" + "---|" * 10)
+    print("|" + "---|" * 11)
     for d in documents:
         e = d["exponents"]
         print(
             f"| {d['name']} | {d['n_baselines']} | {shown(e['plain']['exponent'])} | {shown(e['adam']['exponent'])} "
             f"| {d['approximations']['norm_top_share']:.0%} | {shown(d['rank_correlation_predicted'])} "
+            f"| {shown(d['rank_correlation_of_a_perfect_prediction'])} "
             f"| {shown(d['rank_correlation_b_eff'])} | {d['scale']:.2f} | {d['root_mean_square_after_scale']:.3f} "
             f"| {d['typical_error_of_measurement']:.3f} |"
         )
