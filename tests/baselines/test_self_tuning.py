@@ -176,7 +176,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 from rollonce.baselines import SelfTuning
 prompts = [f"count to {n}" for n in range(20)] + [f"prove lemma {n}" for n in range(20)]
-print(SelfTuning().fit(prompts).fit_rewards(prompts, [1.0] * 20 + [0.0] * 20).shares_K1[-1] < 0.9)
+print(SelfTuning().fit(prompts).fit_rewards(prompts, [1.0] * 20 + [0.0] * 20).variance_shares_K1[-1] < 0.9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "True", done.stderr

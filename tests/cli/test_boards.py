@@ -78,7 +78,7 @@ def test_without_a_window_there_is_no_history_and_no_critic(capsys):
 def test_without_a_terminal_each_row_is_a_line_as_it_comes(monkeypatch, capsys):
     happened = []
     score = Scorer.score_baseline
-    monkeypatch.setattr(Scorer, "score", lambda *a, **k: [happened.append("scored"), score(*a, **k)][1])
+    monkeypatch.setattr(Scorer, "score_baseline", lambda *a, **k: [happened.append("scored"), score(*a, **k)][1])
     monkeypatch.setattr("rollonce.commands.boards.print_remark", lambda text: happened.append(text))
     only = ["--only", "loo", "--only", "constant", "--batches", "20", "--resamples", "4"]
     assert main(["score", "gsm8k", *only]) == 0

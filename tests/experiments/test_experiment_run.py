@@ -262,7 +262,7 @@ def test_equal_rewards_stop_at_the_gate(tmp_path: Path) -> None:
 
 
 def test_overlapping_data_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FakeEngine.tasks
+    real = FakeEngine.load_experiment_tasks
 
     def leaky(self: FakeEngine):
         t = real(self)
@@ -275,7 +275,7 @@ def test_overlapping_data_stops_the_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_wrong_labels_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FakeEngine.tasks
+    real = FakeEngine.load_experiment_tasks
     monkeypatch.setattr(
         FakeEngine,
         "load_experiment_tasks",
@@ -436,7 +436,7 @@ def test_changed_data_after_training_is_refused_before_it_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, _ = failed_gate(tmp_path)
-    real = FakeEngine.tasks
+    real = FakeEngine.load_experiment_tasks
     other_test = colour_tasks(24, 5000, "test")
     monkeypatch.setattr(FakeEngine, "load_experiment_tasks", lambda self: real(self)._replace(test=other_test))
     outcome, chain = go(loaded, tmp_path / "run")

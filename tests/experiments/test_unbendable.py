@@ -358,7 +358,7 @@ def test_a_client_that_was_never_compared_with_the_common_start_is_noticed(spec:
 def test_registered_sizes_are_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
 ) -> None:
-    real = FakeEngine.tasks
+    real = FakeEngine.load_experiment_tasks
     monkeypatch.setattr(FakeEngine, "load_experiment_tasks", lambda self: real(self)._replace(train_rows=40))
     outcome, _ = go(write_spec(tmp_path, small_spec(**changes)), tmp_path / "run")
     assert (outcome.code, outcome.stage) == (1, "data_audit")

@@ -125,7 +125,7 @@ def test_a_fitted_one_comes_back_from_plain_json():
     g = from_config(json.loads(json.dumps(f.config())))
     g.load_state_dict(json.loads(json.dumps(f.state_dict())))
     assert np.array_equal(f.transform_tasks(NEW).to_dense(), g.transform_tasks(NEW).to_dense())
-    assert f.matrix_cache_key == g.key
+    assert f.matrix_cache_key == g.matrix_cache_key
 
 
 def test_unfitted_and_bad_settings_say_what_to_do():

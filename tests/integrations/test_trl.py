@@ -386,4 +386,4 @@ def test_vllm_s_log_probabilities_come_first_and_tools_and_truncated_completions
         "sampling_per_token_logps": torch.tensor([[-1.0, -64.0, -2.0], [-3.0, float("nan"), 0.0], [-1.0, 0.0, 0.0]]),
         "old_per_token_logps": torch.zeros(3, 3),
     }
-    np.testing.assert_array_equal(trainer._log_probs(output), [-3.0, np.nan, np.nan])
+    np.testing.assert_array_equal(trainer._completion_log_probs(output), [-3.0, np.nan, np.nan])

@@ -105,7 +105,7 @@ def test_the_first_step_is_a_change_from_the_mean_reward(monkeypatch):
             return 0.0
 
     config = SimpleNamespace(arm=SimpleNamespace(critic=CriticConfig(gae_lambda=0.5)))
-    arm = CriticArm(config, SimpleNamespace(token_critic=lambda settings: Spy()), None)
+    arm = CriticArm(config, SimpleNamespace(make_token_critic=lambda settings: Spy()), None)
     mask_BT = torch.tensor([[True, True], [True, False]])
     judged = StepAdvantages(np.zeros((2, 2)), np.zeros(2), CriticValues(torch.zeros(2, 2), None))
     arm.learn_from_step(

@@ -123,7 +123,7 @@ def test_sampled_frequencies_are_the_probabilities(llama):
     n = 4000
     samples = llama.sample(["1"] * n, max_new_tokens=1, generator=0)
     with torch.no_grad():
-        ids_BP, _ = llama.encode(["1"])
+        ids_BP, _ = llama.encode_prompts(["1"])
         probabilities = torch.softmax(llama.model(ids_BP).logits[0, -1], -1)
     counts = torch.bincount(samples.response_ids_BT[:, 0], minlength=len(probabilities)).double()
     for token in torch.topk(probabilities, 5).indices.tolist():
@@ -167,7 +167,7 @@ def test_take_split_concatenate(llama):
     samples = llama.sample(PROMPTS, max_new_tokens=16, generator=2)
     whole_BT = llama.compute_log_probs(samples).detach()
     seen = []
-    for index, part in samples.split(2):
+    for index, part in samples.split_into_micro_batches(2):
         seen += index
         part_BT = llama.compute_log_probs(part).detach()
         assert torch.allclose(part_BT, whole_BT[index][:, : part_BT.shape[1]], atol=TOLERANCE)
@@ -189,7 +189,7 @@ def test_micro_batches_and_checkpointing_give_the_same_gradient(llama):
         if checkpointing:
             llama.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         llama.model.zero_grad()
-        for index, part in samples.split(rows):
+        for index, part in samples.split_into_micro_batches(rows):
             loss = policy_loss(
                 llama.compute_log_probs(part),
                 part.log_probs_BT,

@@ -168,7 +168,7 @@ def test_with_one_process_that_dies_another_takes_over(tmp_path, capsys, monkeyp
         if run.name == "flashreinforce":
             self.process.kill()
 
-    monkeypatch.setattr(module._Worker, "start", start)
+    monkeypatch.setattr(module._Worker, "start_training_run", start)
     out = tmp_path / "out"
     assert cli.main(["compare", str(write(tmp_path, steps=2)), "--out", str(out), "--processes", "1"]) == 1
     said = capsys.readouterr().err

@@ -289,7 +289,7 @@ def test_a_run_that_ended_badly_and_was_killed_before_its_result_trains_no_more(
         return real(*args, final=final, **options)
 
     for _ in range(2):
-        monkeypatch.setattr(loop_module, "evaluate", killed)
+        monkeypatch.setattr(loop_module, "evaluate_learner", killed)
         with pytest.raises(KeyboardInterrupt):
             train_with_own_loop(config, tmp_path / "killed", splits=splits, learner=make())
     monkeypatch.undo()
@@ -344,7 +344,7 @@ def test_the_audited_weights_are_those_that_were_used(tmp_path, splits, monkeypa
         seen.append((len(self.baseline.history), self.baseline.weights(batch).shape))
         return real(self, batch)
 
-    monkeypatch.setattr(BaselineArm, "self_weight_max", spy)
+    monkeypatch.setattr(BaselineArm, "largest_self_weight", spy)
     train_with_own_loop(
         small_run({"baseline": "loo_window"}, steps=2, train={"audit_weights": True}), tmp_path, splits=splits
     )
@@ -490,11 +490,11 @@ def test_killed_at_any_moment_it_ends_bit_equal(arm, loss, moments, tmp_path, sp
     job.write_text(config.model_dump_json())
     program = (
         "import sys, os, signal, json, pathlib\nfrom rollonce.training import files, loop\nfrom "
-        "rollonce.training.config import RunConfig\nfrom rollonce.training.sections import validated\n"
+        "rollonce.training.config import RunConfig\nfrom rollonce.training.sections import validate_section\n"
         "import torch; torch.set_num_threads(1)\nn = "
         "int(sys.argv[3])\nreal, count = os.fsync, [0]\ndef counted(fd):\n    count[0] += 1\n    if count[0] == n: "
         "os.kill(os.getpid(), signal.SIGKILL)\n    return real(fd)\nos.fsync = counted\ndef step(record):\n    if "
-        "record['step'] == -n: os.kill(os.getpid(), signal.SIGKILL)\nloop.train(validated(RunConfig, "
+        "record['step'] == -n: os.kill(os.getpid(), signal.SIGKILL)\nloop.train_with_own_loop(validate_section(RunConfig, "
         "json.loads(pathlib.Path(sys.argv[1]).read_text())), pathlib.Path(sys.argv[2]), on_step=step)\n"
     )
     # Negative: in the middle of that step, its line written and its checkpoint not. Positive: while the n-th file is

@@ -23,14 +23,14 @@ CHILD = """
 import sys
 from pathlib import Path
 from rollonce.training.config import RunConfig
-from rollonce.training.loop import train
+from rollonce.training.loop import train_with_own_loop
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
 def on_step(record):
     if record["step"] == int(sys.argv[3]):
         import os, time
         time.sleep(1.0)  # what trackers write, they write from a thread
         os.kill(os.getpid(), 9)
-train(config, Path(sys.argv[2]), on_step=on_step)
+train_with_own_loop(config, Path(sys.argv[2]), on_step=on_step)
 """
 
 

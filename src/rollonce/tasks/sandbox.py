@@ -236,8 +236,8 @@ def grade(
     Raises:
         InputError: numbers of tasks and responses differ, or a grader that no other process could load.
 
-    >>> from rollonce.tasks import Task, grader_by_name
-    >>> task = Task("a", "6 x 7 = ?", "42", grader_by_name("numeric_exact"))
+    >>> from rollonce.tasks import Task, find_grader_by_name
+    >>> task = Task("a", "6 x 7 = ?", "42", find_grader_by_name("numeric_exact"))
     >>> grade([task, task], ["Answer: 42", "Answer: 42 and"], truncated=[False, True])
     Grades(rewards=[1.0, 0.0], failures=['', 'truncated'])
     """
