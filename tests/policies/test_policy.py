@@ -173,7 +173,7 @@ def test_take_split_concatenate(llama):
         assert torch.allclose(part_BT, whole_BT[index][:, : part_BT.shape[1]], atol=TOLERANCE)
         assert part.prompts == [PROMPTS[i] for i in index]
     assert sorted(seen) == list(range(5))
-    joined = Samples.concatenate_samples([samples.take([0, 2]), samples.take([1])])
+    joined = Samples.concatenate_samples([samples.take_rollouts([0, 2]), samples.take_rollouts([1])])
     assert joined.texts == [samples.texts[i] for i in (0, 2, 1)]
     assert torch.allclose(llama.compute_log_probs(joined), joined.log_probs_BT, atol=TOLERANCE)
     with pytest.raises(InputError, match="different temperatures"):
