@@ -181,7 +181,8 @@ def test_parts_are_attributes_and_the_import_is_light():
     code = (
         "import sys, rollonce as ro\n"
         f"assert not [m for m in {heavy!r} if m in sys.modules]\n"
-        "assert ro.baselines.LeaveOneOut and ro.AdvantageHook and ro.integrations and ro.datasets.list_dataset_names()\n"
+        "assert ro.baselines.LeaveOneOut and ro.AdvantageHook and ro.integrations\n"
+        "assert ro.datasets.list_dataset_names()\n"
         "assert {'read', 'score', 'kernels', 'Baseline'} <= set(dir(ro))\n"
         "ro.read, ro.score\n"
         "assert not [m for m in ('torch', 'pandas', 'transformers') if m in sys.modules], 'pandas or torch'\n"
