@@ -2,9 +2,9 @@
 
 python studies/smollm2/make_tasks.py > studies/smollm2/long_tasks.jsonl      # 64 tasks, 8 topics x 8 words
 
-Graded by whether the word stands in the answer (letter case aside), as `contains` of `rollonce.tasks` does it; an answer
-that is cut off earns 0. Of two other forms, three sentences with one word were too short and too easy (55 tokens, 0.61)
-and eight sentences with two words too hard (156 tokens, 0.06).
+Graded by whether the word stands in the answer (letter case aside), as `contains` of `rollonce.tasks` does it; an
+answer that is cut off earns 0. Of two other forms, three sentences with one word were too short and too easy (55
+tokens, 0.61) and eight sentences with two words too hard (156 tokens, 0.06).
 """
 
 from __future__ import annotations

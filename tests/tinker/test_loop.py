@@ -104,7 +104,8 @@ def test_the_same_seed_gives_the_same_run_and_a_killed_client_goes_on_with_it(
     script = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\nimport test_loop as t; from "
         "rollonce.training.loop import train_with_own_loop\nclass S: url = sys.argv[2]\n"
-        "train_with_own_loop(t.config(S, Path(sys.argv[3]), {'baseline': 'gs1_buckets'}, 4), Path(sys.argv[4]), splits=t.splits())"
+        "train_with_own_loop(t.config(S, Path(sys.argv[3]), {'baseline': 'gs1_buckets'}, 4), "
+        "Path(sys.argv[4]), splits=t.splits())"
     )
     arguments = [
         sys.executable,

@@ -495,7 +495,8 @@ def test_killed_at_any_moment_it_ends_bit_equal(arm, loss, moments, tmp_path, sp
         "int(sys.argv[3])\nreal, count = os.fsync, [0]\ndef counted(fd):\n    count[0] += 1\n    if count[0] == n: "
         "os.kill(os.getpid(), signal.SIGKILL)\n    return real(fd)\nos.fsync = counted\ndef step(record):\n    if "
         "record['step'] == -n: os.kill(os.getpid(), signal.SIGKILL)\nloop.train_with_own_loop("
-        "validate_section(RunConfig, json.loads(pathlib.Path(sys.argv[1]).read_text())), pathlib.Path(sys.argv[2]), on_step=step)\n"
+        "validate_section(RunConfig, json.loads(pathlib.Path(sys.argv[1]).read_text())), "
+        "pathlib.Path(sys.argv[2]), on_step=step)\n"
     )
     # Negative: in the middle of that step, its line written and its checkpoint not. Positive: while the n-th file is
     # written.
