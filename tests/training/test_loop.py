@@ -372,7 +372,7 @@ def full(directory):
     save(directory)
 learner.save_policy = full
 try:
-    loop.train(config, Path({str(tmp_path / "run")!r}), learner=learner)
+    loop.train_with_own_loop(config, Path({str(tmp_path / "run")!r}), learner=learner)
 except InputError as error:
     print(error)
 """
@@ -476,11 +476,12 @@ def test_stopped_it_saves_and_goes_on_to_the_same_end(tmp_path, splits):
 @pytest.mark.parametrize(
     ("arm", "loss", "moments"),
     [
-        ({"baseline": "gs1_self_tuning"}, {"lag": 2}, (-1, -3, 2, -5, 1, 0)),
-        ({"critic": {"kind": "network", "warmup": 1}}, {"epochs": 2, "clip": 0.2, "kl": 0.01}, (-3, 2, 0)),
+        ({"baseline": "gs1_self_tuning"}, {"lag": 2}, (-3, 2, 0)),
+        pytest.param({"baseline": "gs1_self_tuning"}, {"lag": 2}, (-1, -3, 2, -5, 1, 0), marks=pytest.mark.slow),
+        ({"critic": {"kind": "network", "warmup": 1}}, {"epochs": 2, "clip": 0.2, "kl": 0.01}, (-3, 0)),
         ({"baseline": "oracle", "oracle": {"rollouts": 2, "every": 3}}, {}, (-5, 0)),
     ],
-    ids=["self-tuning with lag", "value network", "oracle"],
+    ids=["self-tuning with lag", "at six moments", "value network", "oracle"],
 )
 def test_killed_at_any_moment_it_ends_bit_equal(arm, loss, moments, tmp_path, splits):
     """kill -9, several times: within a step, while it evaluates, while it writes."""
