@@ -24,6 +24,7 @@ SHAPES = {
     "rg_smollm2_135m": (64, 8),
     "logprob_embedded": (256, 8),
     "logprob_smollm2_short": (64, 8),
+    "logprob_smollm2_long": (64, 4),
 }
 WITH_LOG_PROBS = [name for name in SHAPES if name.startswith("logprob_")]
 

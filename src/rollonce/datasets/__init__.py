@@ -125,6 +125,11 @@ _SETS = {
         ),
         _make_log_prob_dataset("logprob_embedded", "the embedded policy of rollonce, T=1.0, at most 96 tokens"),
         _make_log_prob_dataset("logprob_smollm2_short", "SmolLM2-135M-Instruct, 4-shot, T=1.0, at most 24 tokens"),
+        _make_log_prob_dataset("logprob_smollm2_long", "SmolLM2-135M-Instruct, T=1.0, at most 224 tokens")._replace(
+            source="rollouts and tasks made for this project (rollonce collect, studies/smollm2/make_tasks.py)",
+            licence="Apache-2.0, this project",
+            licence_file=_HERE / "licences" / "rollonce.Apache-2.0.txt",
+        ),
     )
 }
 
