@@ -134,3 +134,46 @@ def test_settings_of_trl_that_the_file_has_words_for(tmp_path: Path) -> None:
     toml.write_text(FILE.replace('engine = "trl"', "trl = {use_vllm = true}"))
     with pytest.raises(InputError, match="without effect with engine = 'local'"):
         load_experiment_config(toml)
+
+
+OVERFLOWS = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rollonce.baselines.base import Baseline
+from rollonce.baselines.batch import Prediction
+
+
+@dataclass
+class Overflows(Baseline):
+    type: ClassVar[str] = "overflows"
+    steps: int = 0
+
+    def predict(self, batch, history=None):
+        return Prediction.of(batch, np.full(len(batch), 1e39 if self.steps == 2 else 0.5))
+
+    def observe(self, batch):
+        self.steps += 1
+"""
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A baseline of 1e39 at step 3 is infinite in TRL's float32, and so is the loss. TRL itself would log a mean of
+    earlier losses there, and go on."""
+    (tmp_path / "overflows.py").write_text(OVERFLOWS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    toml, out = tmp_path / "c.toml", tmp_path / "out"
+    arms = FILE.index("[arms.gs1]")
+    toml.write_text(
+        FILE[:arms] + '[arms.over]\nbaseline = "overflows:Overflows"\n[compare]\nseeds = [0]\nprocesses = 1\n'
+    )
+    assert cli.main(["compare", str(toml), "--out", str(out), "--json"]) == 0
+    run = out / "runs" / "over" / "seed0"
+    said = "loss nan, gradient norm nan at step 3; TRL has moved the policy by it"
+    result = json.loads((run / "result.json").read_text())
+    assert (result["status"], result["message"], result["steps"]) == ("nan", said, 3)
+    assert [step["loss"] is None for step in lines(run / "metrics.jsonl")] == [False, False, True]
+    assert f"over seed 0 (nan: {said})" in capsys.readouterr().out

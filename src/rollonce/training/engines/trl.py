@@ -24,6 +24,7 @@ from rollonce.baselines import Batch
 from rollonce.errors import InputError, MissingExtraError
 from rollonce.rollouts import FloatArray
 from rollonce.run_directory import (
+    CHECKPOINT_FILE,
     DONE,
     INTERRUPTED,
     NOT_FINITE,
@@ -127,6 +128,7 @@ def _translate_settings_to_trl(config: RunConfig, directory: Path) -> dict[str, 
         "save_steps": train.checkpoint_every * loss.epochs,
         "save_total_limit": 2,  # the older one serves where the newer was cut off
         "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # or a loss that is not finite is logged as a mean of others
         "report_to": [],
         "disable_tqdm": True,
         "use_cpu": policy.device == "cpu",
@@ -141,6 +143,7 @@ def train_with_trl(
     *,
     splits: TaskSplits | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
+    on_checkpoint: Callable[[Path], None] | None = None,
     start_evaluation: Callable[[Callable[[], list[EvaluationRecord]]], list[EvaluationRecord]] | None = None,
     stop: threading.Event | None = None,
     patience: float = 0.0,
@@ -155,7 +158,7 @@ def train_with_trl(
         ensure_same_config(config, directory)
         if (ended := read_run_result(directory)) is not None:
             return ended
-        run = _TrlRun(config, directory, splits or load_configured_tasks(config.tasks), stopped, on_step)
+        run = _TrlRun(config, directory, splits or load_configured_tasks(config.tasks), stopped, on_step, on_checkpoint)
         if run.steps_done == 0:
             start = lambda: run.evaluate_trained_policy(step=0, final=True)  # noqa: E731
             write_evaluation(directory, 0, start() if start_evaluation is None else start_evaluation(start))
@@ -172,9 +175,10 @@ class _TrlRun:
         splits: TaskSplits,
         stopped: threading.Event,
         on_step: Callable[[StepRecord], None] | None,
+        on_checkpoint: Callable[[Path], None] | None,
     ) -> None:
         self.config, self.directory, self.splits = config, directory, splits
-        self.stopped, self.on_step = stopped, on_step
+        self.stopped, self.on_step, self.on_checkpoint = stopped, on_step, on_checkpoint
         self.learner = LocalLearner(config)
         self.policy = self.learner.policy
         self.shadow = Shadow(config.train.shadow, splits.train.as_feature_tasks())
@@ -259,9 +263,10 @@ class _TrlRun:
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 folder = run.directory / TRL_FOLDER / f"checkpoint-{state.global_step}"
-                save_checkpoint(
-                    folder, {"shadow": run.shadow.checkpoint_state()}
-                )  # the last file: says that all are there
+                # The last file: says that all are there.
+                save_checkpoint(folder, {"shadow": run.shadow.checkpoint_state()})
+                if run.on_checkpoint is not None:
+                    run.on_checkpoint(folder / CHECKPOINT_FILE)
 
         baseline = make_arm_baseline(self.config.arm, self.splits.train.as_feature_tasks())
         settings = {
@@ -338,8 +343,11 @@ class _TrlRun:
         }
         self.log.write_step_and_rollouts(record, sampled.make_rollout_records(step))
         self.steps_done, self.watch = step, Stopwatch()
-        if not math.isfinite(record["loss"]):
-            self.not_finite = f"loss {record['loss']} at step {step}; TRL has moved the policy by it"
+        if not math.isfinite(record["loss"]) or not math.isfinite(logs.get("grad_norm", 0.0)):
+            self.not_finite = (
+                f"loss {record['loss']}, gradient norm {record['grad_norm']} at step {step}; "
+                "TRL has moved the policy by it"
+            )
         if self.on_step is not None:
             self.on_step(record)
         every = config.evaluation.every
