@@ -4,6 +4,7 @@
 ::
 
     compare.json                           which arms and seeds: `ComparisonPlan`
+    cost.json                              what `compare --check` expected
     runs/ARM/seed0/
         config.json                        the run's settings, all of them
         metrics.jsonl                      one line per step: `StepRecord`
@@ -22,7 +23,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-PLAN_FILE, RUNS_FOLDER = "compare.json", "runs"
+PLAN_FILE, COST_FILE, RUNS_FOLDER = "compare.json", "cost.json", "runs"
 CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE, RESULT_FILE = "config.json", "metrics.jsonl", "rollouts.jsonl", "result.json"
 CHECKPOINT_FILE, EVALUATIONS_FOLDER, POLICY_FOLDER = "checkpoint.pt", "evaluations", "final"
 EVALUATION_NAME = re.compile(r"^step_(\d+)\.jsonl$")

@@ -27,6 +27,7 @@ def small_run(arm: dict[str, Any] | None = None, *, steps: int = 4, seed: int = 
         },
         "evaluation": {"every": 2},
         "loss": {},
+        "policy": {},
         "track": {},
     }
     for name, values in sections.items():

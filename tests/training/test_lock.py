@@ -22,12 +22,12 @@ def test_another_computer_is_believed_dead_after_a_minute(tmp_path: Path) -> Non
     silent = time.time() - files.LEASE_SECONDS - 1
     os.utime(lock, (silent, silent))
     with lock_run_directory(tmp_path):
-        assert lock.read_text() == files._identify_computer()
+        assert lock.read_text() == files.identify_computer()
     assert lock.read_text() == ""  # free for any computer at once
 
 
 def test_the_same_computer_goes_on_at_once_after_a_kill(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text(files._identify_computer())
+    (tmp_path / ".lock").write_text(files.identify_computer())
     with lock_run_directory(tmp_path):
         pass
 
@@ -41,4 +41,4 @@ def test_a_lock_is_renewed_and_whoever_is_patient_gets_it(tmp_path: Path, monkey
             time.sleep(0.05)
     lock.write_text("node7 another-boot")
     with lock_run_directory(tmp_path, patience=60):  # it shows no sign of life any more
-        assert lock.read_text() == files._identify_computer()
+        assert lock.read_text() == files.identify_computer()

@@ -29,7 +29,7 @@ Examples:
       Your own; docs/training.md has all keys.
   rollonce compare my.toml --out /shared/mine --ray head:6379
       The runs as tasks of a Ray cluster (extra 'ray'); a node that dies costs
-      the steps since the last checkpoint.
+      the steps since the last checkpoint. --out s3://bucket/mine will do too.
 """
 
 
@@ -40,7 +40,7 @@ class Args:
     config: Annotated[Positional[str], arg(metavar="CONFIG.toml")]
     """Policy, tasks, loss, arms, seeds."""
     out: Annotated[str | None, arg(metavar="DIR")] = None
-    """Where to; default runs/ and the file's name."""
+    """Where to; default runs/ and the file's name. With --ray also a URL of an object store."""
     seeds: Annotated[tuple[int, ...], arg(metavar="N ...")] = ()
     """Instead of the file's."""
     processes: Annotated[int | None, arg(metavar="N")] = None
@@ -49,7 +49,7 @@ class Args:
     """A device for each run: auto (every GPU), or cuda:0 cuda:1 ..."""
     ray: Annotated[tuple[str, ...] | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
     """Make every run a task of a Ray cluster: HOST:PORT, or nothing for the one that runs on this machine. DIR must be
-    a directory that all nodes share (docs/scale.md)."""
+    a directory that all nodes share, or a URL like s3://bucket/mine (docs/scale.md)."""
     check: Flag = False
     """Run nothing: see that everything can be run, measure a step of each arm, and say what the whole will take."""
     tokens_per_second: Annotated[float | None, arg(metavar="N")] = None
@@ -75,6 +75,7 @@ def run(args: Args) -> int:
     from rollonce.training.compare import compare_in_processes
     from rollonce.training.comparison_runs import Progress, check_comparison_start
     from rollonce.training.cost import Pace
+    from rollonce.training.object_store import is_store_url, open_comparison_directory
 
     changes = {
         "seeds": args.seeds or config.compare.seeds,
@@ -86,15 +87,17 @@ def run(args: Args) -> int:
     config = validate_section(
         ExperimentConfig, {**config.model_dump(exclude_unset=True), "compare": section.model_dump()}, "the options"
     )
+    out = args.out or f"runs/{Path(args.config).stem}"
+    if is_store_url(out) and args.ray is None:
+        raise InputError(f"--out {out} is an object store, which runs on a Ray cluster write to; give --ray as well")
     check_comparison_start(config, runs_here=args.ray is None)
-    out = Path(args.out or f"runs/{Path(args.config).stem}")
-    if args.report and Path(args.report).resolve().parent not in (
-        out.resolve(),
-        *out.resolve().parents,
-    ):  # those it will make
+    made = (Path(out).resolve(), *Path(out).resolve().parents)  # directories that there will be
+    if args.report and not is_store_url(args.report) and Path(args.report).resolve().parent not in made:
         check_files_writable(args.report)
-    if args.check:
-        return estimate_comparison_cost(config, out, args)
+    with open_comparison_directory(out) as directory:
+        if args.check:
+            return estimate_comparison_cost(config, directory, args)
+        pace = Pace(directory)
     if args.tokens_per_second is not None or args.response_tokens is not None:
         raise InputError("--tokens-per-second and --response-tokens are for --check")
     if args.ray is not None and len(args.ray) > 1:
@@ -103,7 +106,6 @@ def run(args: Args) -> int:
     print_remark(
         f"{total // len(section.seeds)} arms x {len(section.seeds)} seeds, {config.train.steps} steps each, into {out}"
     )
-    pace = Pace(out)
     with Bars() as bars:
 
         def report_steps_done(p: Progress) -> None:
@@ -112,7 +114,7 @@ def run(args: Args) -> int:
             bars.report_progress("steps of all runs", "; ".join(p.running), p.steps_done, p.steps_total)
 
         if args.ray is None:
-            outcome = compare_in_processes(config, out, report_steps_done)
+            outcome = compare_in_processes(config, Path(out), report_steps_done)
         else:
             from rollonce.training.ray_cluster import compare_on_ray_cluster
 
@@ -128,7 +130,7 @@ def run(args: Args) -> int:
         raise InputError(f"no run could be made: {outcome.errors[0] if outcome.errors else 'nothing was asked for'}")
     from rollonce.commands import report
 
-    report.run(report.Args(str(out), report=args.report or str(out / "report.html"), json=args.json))
+    report.run(report.Args(out, report=args.report or f"{out.rstrip('/')}/report.html", json=args.json))
     return 1 if outcome.errors else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ Runs that have not finished, or are damaged, are named and left out.
 Examples:
   rollonce report runs/embedded
   rollonce report runs/embedded --report out.html --markdown out.md
+  rollonce report s3://bucket/mine
   rollonce report runs/embedded --reference grpo --difference 0.01 --json
 """
 
@@ -35,7 +37,7 @@ class Args:
     """Options of ``rollonce report``."""
 
     directory: Annotated[str, Positional, arg(metavar="DIR", help_behavior_hint="")] = ""
-    """The directory that `rollonce compare` wrote."""
+    """The directory that `rollonce compare` wrote, or the URL of an object store."""
     reference: Annotated[str | None, arg(metavar="ARM", help_behavior_hint="")] = None
     """The arm that others are compared with. Default: compare.json's, or flashreinforce, or the first."""
     pairing: Annotated[Literal["auto", "seed", "none"], arg(metavar="HOW")] = "auto"
@@ -66,12 +68,14 @@ def run(args: Args) -> int:
     """
     from rollonce.comparison import ComparisonSettings, analyse_comparison, load_finished_runs
     from rollonce.files import check_files_writable, write_whole_file
+    from rollonce.training.object_store import is_store_url, open_finished_runs, open_output_file
 
     if not args.directory:
         raise InputError("no DIR given; name the directory that `rollonce compare` wrote")
-    check_files_writable(args.report, args.markdown)
+    check_files_writable(*(path for path in (args.report, args.markdown) if path and not is_store_url(path)))
     command = command_as_typed("report")
-    runs = load_finished_runs(args.directory)
+    with open_finished_runs(args.directory) as directory:
+        runs = dataclasses.replace(load_finished_runs(directory), directory=args.directory)
     analysis = analyse_comparison(
         runs,
         ComparisonSettings(
@@ -87,11 +91,13 @@ def run(args: Args) -> int:
     if args.report:
         from rollonce.reports.comparison_page import write_comparison_page
 
-        write_comparison_page(args.report, analysis, command)
+        with open_output_file(args.report) as path:
+            write_comparison_page(str(path), analysis, command)
     if args.markdown:
         from rollonce.reports.comparison_markdown import render_comparison_markdown
 
-        write_whole_file(args.markdown, render_comparison_markdown(analysis, command))
+        with open_output_file(args.markdown) as path:
+            write_whole_file(path, render_comparison_markdown(analysis, command))
     if args.json:
         print_json_document(comparison_json(analysis, command))
     else:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollonce.files import write_json_file
+from rollonce.run_directory import COST_FILE
 from rollonce.tasks import TaskSplits
 from rollonce.training.config import ExperimentConfig, RunConfig
 from rollonce.training.loading import list_comparison_runs
 
-COST_FILE = "cost.json"
 _MEASURED_ROWS = 32  # answers to held-out tasks
 
 

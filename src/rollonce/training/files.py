@@ -121,7 +121,7 @@ def lock_run_directory(directory: Path, *, patience: float = 0.0) -> Iterator[No
                 raise InputError(refusal, file=directory)
             time.sleep(1.0)
         handle.truncate(0)
-        handle.write(_identify_computer())
+        handle.write(identify_computer())
         handle.flush()
         over = threading.Event()
         threading.Thread(target=_keep_lock_renewed, args=(path, over), daemon=True).start()
@@ -141,7 +141,7 @@ def _acquire_lock_or_reason(handle: TextIO, lock: Path) -> str | None:
     handle.seek(0)
     owner = handle.read()
     left = LEASE_SECONDS - _seconds_since_renewal(lock)
-    if owner in ("", _identify_computer()) or left <= 0:
+    if owner in ("", identify_computer()) or left <= 0:
         return None
     fcntl.flock(handle, fcntl.LOCK_UN)
     return (
@@ -150,7 +150,7 @@ def _acquire_lock_or_reason(handle: TextIO, lock: Path) -> str | None:
     )
 
 
-def _identify_computer() -> str:
+def identify_computer() -> str:
     """Its name, and which boot of it where the system says: names are not always different."""
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='utf-8').strip()}"
@@ -162,7 +162,7 @@ def _keep_lock_renewed(lock: Path, over: threading.Event) -> None:
     two write to it."""
     while not over.wait(LEASE_SECONDS / 6):
         with contextlib.suppress(OSError):
-            if lock.read_text(encoding="utf-8") not in ("", _identify_computer()):
+            if lock.read_text(encoding="utf-8") not in ("", identify_computer()):
                 os.write(2, f"{lock.parent}: another computer has taken this run over; this process ends\n".encode())
                 os._exit(1)
             os.utime(lock)

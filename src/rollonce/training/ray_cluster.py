@@ -1,22 +1,24 @@
 """The runs of a comparison as tasks of a Ray cluster: Ray says which node a run is on, and starts it again on another
 when its node dies.
 
-A run's directory lies where every node sees it, and it goes on from its checkpoint there, to the same numbers. Nothing
-is scheduled here.
+A run's directory lies where every node sees it, or in an object store (`rollonce.training.object_store`), and it goes
+on from its checkpoint there, to the same numbers. Nothing is scheduled here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollonce.errors import InputError
 from rollonce.ray_nodes import connect_to_ray_cluster, describe_ray_error, make_node_check, write_shared_token
 from rollonce.run_directory import INTERRUPTED, path_of_run_folder
 from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare_comparison
-from rollonce.training.config import ExperimentConfig
+from rollonce.training.config import ExperimentConfig, RunConfig
+from rollonce.training.object_store import is_store_url, open_comparison_directory, write_store_token
 
 TIMES_STARTED_AGAIN = 10
 """How often Ray starts a run again whose node or process died."""
@@ -25,7 +27,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 def compare_on_ray_cluster(
     config: ExperimentConfig,
-    out: Path,
+    out: Path | str,
     *,
     address: str | None = None,
     tell: Callable[[Progress], None] | None = None,
@@ -35,7 +37,7 @@ def compare_on_ray_cluster(
     Args:
         config: What to run; each run asks for a GPU where ``policy.device`` is ``cuda`` or ``compare.devices`` is
             ``auto`` and the cluster has some, and for one CPU.
-        out: The comparison's directory, seen by every node under the same path.
+        out: The comparison's directory, seen by every node under the same path, or a URL of an object store.
         address: ``HOST:PORT`` or ``ray://HOST:PORT``; None: ``RAY_ADDRESS``, or the cluster that runs on this machine.
         tell: Called as runs go on.
 
@@ -45,15 +47,15 @@ def compare_on_ray_cluster(
     ray = connect_to_ray_cluster(address)
     try:
         config, gpus = _assign_cluster_gpus(config, ray.cluster_resources())
-        out = out.resolve()
-        runs, waiting = prepare_comparison(config, out)
-        with write_shared_token(out) as token:
+        with open_comparison_directory(out) as directory:
+            runs, waiting = prepare_comparison(config, directory)
+        with _show_nodes_the_place(out) as place:
             board = _make_board_actor(ray)
-            task = ray.remote(_make_node_runner(board, make_node_check(out, token))).options(
+            task = ray.remote(_make_node_runner(board, place)).options(
                 num_cpus=1, num_gpus=gpus, max_retries=TIMES_STARTED_AGAIN
             )
             labels = {
-                task.remote(run.model_dump(mode="json"), str(path_of_run_folder(out, run.name, run.seed)), label): label
+                task.remote(run.model_dump(mode="json"), _name_run_folder(run), label): label
                 for run in waiting
                 for label in [f"{run.name} seed {run.seed}"]
             }
@@ -103,12 +105,35 @@ def _make_board_actor(ray: Any) -> Any:
     return ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
 
 
-def _make_node_runner(
-    board: Any, check: Callable[[], str | None]
-) -> Callable[[dict[str, Any], str, str], dict[str, Any]]:
-    """What a node does with a run."""
+def _name_run_folder(run: RunConfig) -> str:
+    return path_of_run_folder(Path(), run.name, run.seed).as_posix()
 
-    def train_run_on_node(settings: dict[str, Any], directory: str, label: str) -> dict[str, Any]:
+
+class _Place(NamedTuple):
+    """Where the results are, and how a node sees whether it can work there; ``token`` for an object store."""
+
+    out: str
+    check: Callable[[], str | None]
+    token: str | None
+
+
+@contextlib.contextmanager
+def _show_nodes_the_place(out: Path | str) -> Iterator[_Place]:
+    if is_store_url(out):
+        with write_store_token(str(out)) as token:
+            yield _Place(str(out), make_node_check(), token)
+    else:
+        directory = Path(out).resolve()
+        with write_shared_token(directory) as token:
+            yield _Place(str(directory), make_node_check(directory, token), None)
+
+
+def _make_node_runner(board: Any, place: _Place) -> Callable[[dict[str, Any], str, str], dict[str, Any]]:
+    """What a node does with a run."""
+    out, check, token = place  # no class of the package travels to a node that may lack it
+
+    def train_run_on_node(settings: dict[str, Any], run_folder: str, label: str) -> dict[str, Any]:
+        import functools
         import threading
         from pathlib import Path
 
@@ -117,6 +142,7 @@ def _make_node_runner(
         if (reason := check()) is not None:
             return {"event": "error", "message": reason}
         from rollonce.training.files import LEASE_SECONDS
+        from rollonce.training.object_store import train_in_object_store
         from rollonce.training.worker import get_process_runner
 
         stop = threading.Event()
@@ -125,9 +151,19 @@ def _make_node_runner(
             if ray.get(board.report_step_made.remote(label, record["step"], record["reward"])):
                 stop.set()
 
-        # A node that was lost may still hold the lock for a while.
-        return get_process_runner().run_training_job(
-            settings, Path(directory), report_and_check_stop, stop, patience=2 * LEASE_SECONDS
+        patience = 2 * LEASE_SECONDS  # a node that was lost may still hold the lock for a while
+        train = functools.partial(
+            get_process_runner().run_training_job, settings, on_step=report_and_check_stop, stop=stop
+        )
+        if token is None:
+            return train(Path(out) / run_folder, patience=patience)
+        return train_in_object_store(
+            out,
+            run_folder,
+            token,
+            lambda scratch, put: train(scratch, on_checkpoint=put),
+            stop,
+            patience=patience,
         )
 
     return train_run_on_node

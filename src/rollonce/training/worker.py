@@ -42,10 +42,11 @@ class Runner:
         on_step: Callable[[StepRecord], None],
         stop: threading.Event,
         *,
+        on_checkpoint: Callable[[Path], None] | None = None,
         patience: float = 0.0,
     ) -> dict[str, Any]:
         """Make a run, and say how it ended: ``{"event": "end", "result": ...}`` or ``{"event": "error", "message":
-        ...}``. ``patience``: see `rollonce.training.loop.train`."""
+        ...}``. ``on_checkpoint``, ``patience``: see `rollonce.training.loop.train_with_own_loop`."""
         from rollonce.training.config import RunConfig
         from rollonce.training.engines import train_on_engine
         from rollonce.training.rolling import load_configured_tasks
@@ -62,6 +63,7 @@ class Runner:
                 splits=self.splits[tasks_key],
                 on_step=on_step,
                 start_evaluation=_make_cached_evaluation(self.starts, config),
+                on_checkpoint=on_checkpoint,
                 stop=stop,
                 patience=patience,
             )
