@@ -152,6 +152,12 @@ def node_of_another_environment(cluster, place: Path, version: str | None) -> It
         time.sleep(0.5)
 
 
+def files_there(out: str) -> list[str]:
+    if "://" in out:
+        return ObjectStore(out).list_files()
+    return [path.relative_to(out).as_posix() for path in Path(out).rglob("*") if path.is_file()]
+
+
 def cpus_of(cluster) -> float:
     """Of all nodes that live."""
     command = [sys.executable, "-c", "import ray, sys; ray.init(sys.argv[1]); print(ray.cluster_resources()['CPU'])"]
@@ -183,19 +189,22 @@ seeds = [0]
     [(None, "has no rollonce; install version"), ("0.0.1", "has rollonce 0.0.1 and this machine")],
 )
 def test_a_node_without_the_package_or_with_another_version(
-    cluster, tmp_path: Path, capsys, version: str | None, said: str
+    cluster, bucket: str, tmp_path: Path, capsys, version: str | None, said: str
 ) -> None:
-    toml, out = tmp_path / "c.toml", tmp_path / "out"
+    toml, out = tmp_path / "c.toml", str(tmp_path / "out") if version is None else f"{bucket}/mine"
     toml.write_text(TOML)
-    command = ["compare", str(toml), "--out", str(out), "--ray", cluster.address]
+    command = ["compare", str(toml), "--out", out, "--ray", cluster.address]
     with every_cpu_taken(cluster), node_of_another_environment(cluster, tmp_path / "node", version):
         assert cli.main(command) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "no run could be made: loo seed 0: node " in error
     assert said in error
     assert "Traceback" not in error
-    assert not (out / "runs").exists()
+    assert files_there(out) == ["compare.json"]
     assert cli.main(command) == 0  # on the nodes that can
+    assert {"compare.json", "report.html", "runs/loo/seed0/result.json"} <= {*files_there(out)}
+    if version is not None:
+        assert f"wrote {out}/report.html" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
