@@ -139,21 +139,40 @@ def tell(what: str, detail: str, done: int, total: int) -> None:
         print(what, detail, done, total, flush=True)
 
 
-def table() -> None:
-    """All policies, as Markdown."""
-    documents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*.json"))]
-    documents = [d | agreement(d) for d in documents if "scale" in d]
-    shown = lambda e, d=2: f"{e['value']:.{d}f} [{e['low']:.{d}f}, {e['high']:.{d}f}]"  # noqa: E731
-    print(
-        "| policy | baselines | exponent, plain | exponent, Adam | 1% of rollouts carry | rank correlation, predicted "
-        "| a perfect prediction's | rank correlation, B_eff | scale | rms after scale | error of measurement |"
+def shown(estimate: dict[str, float], digits: int = 2) -> str:
+    """ "1.10 [1.05, 1.17]"."""
+    return " ".join(
+        [f"{estimate['value']:.{digits}f}", f"[{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"]
     )
-    print("|" + "---|" * 11)
+
+
+def table() -> None:
+    """All policies, as Markdown: the exponents; how measured and predicted progress agree; every baseline."""
+    documents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*.json"))]
+    documents = [d for d in documents if "exponents" in d]
+    print(
+        "| policy | rollouts | mean reward | exponent, plain | exponent, Adam | between rewards | correlation of "
+        "logarithms | 1% of rollouts carry |"
+    )
+    print("|" + "---|" * 8)
     for d in documents:
-        e = d["exponents"]
+        plain, adam = d["exponents"]["plain"], d["exponents"]["adam"]
+        between = adam.get("between_rewards")  # not in what was measured before there were norm-weighted baselines
         print(
-            f"| {d['name']} | {d['n_baselines']} | {shown(e['plain']['exponent'])} | {shown(e['adam']['exponent'])} "
-            f"| {d['approximations']['norm_top_share']:.0%} | {shown(d['rank_correlation_predicted'])} "
+            f"| {d['name']} | {adam['n_rollouts']} | {d['mean_reward']:.2f} | {shown(plain['exponent'])} "
+            f"| {shown(adam['exponent'])} | {shown(between) if between else '-'} | {adam['correlation']:.2f} "
+            f"| {d['approximations']['norm_top_share']:.0%} |"
+        )
+    documents = [d | agreement(d) for d in documents]
+    documents = [d for d in documents if "scale" in d]
+    print(
+        "\n| policy | baselines | rank correlation, predicted | a perfect prediction's | rank correlation, B_eff "
+        "| scale | rms after scale | error of measurement |"
+    )
+    print("|" + "---|" * 8)
+    for d in documents:
+        print(
+            f"| {d['name']} | {d['n_baselines']} | {shown(d['rank_correlation_predicted'])} "
             f"| {shown(d['rank_correlation_of_a_perfect_prediction'])} "
             f"| {shown(d['rank_correlation_b_eff'])} | {d['scale']:.2f} | {d['root_mean_square_after_scale']:.3f} "
             f"| {d['typical_error_of_measurement']:.3f} |"
@@ -172,7 +191,7 @@ def table() -> None:
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", nargs="?")
     parser.add_argument("--policy", default="embedded")
     parser.add_argument("--tasks", default="embedded")
