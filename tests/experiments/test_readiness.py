@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from rollonce.errors import InputError
 from rollonce.experiments import readiness
 from rollonce.experiments.derive import derive_settings
 from rollonce.experiments.loading import load_specification
+from rollonce.experiments.readiness import Readiness
 from rollonce.policies.tinker_service import ServiceError, TinkerService
 
 
@@ -86,5 +89,48 @@ def test_no_renderer_is_chosen_silently() -> None:
     settings = derive_settings(load_specification(SEED_SPEC).spec)
     assert settings.renderer is None
     with pytest.raises(InputError, match="no renderer is named for 'Qwen/Qwen3") as caught:
-        readiness._check_renderer(settings, tokenizer_ready=True)
+        readiness._check_renderer(settings, tokenizer=None)
     assert "with thinking on, most answers are cut off" in str(caught.value)
+
+
+def test_service_tokenizer_and_data_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until all three were asked; one after the other would break the barrier."""
+    all_asked = threading.Barrier(3, timeout=30)
+
+    def ask(what: str) -> list[Readiness]:
+        all_asked.wait()
+        return [Readiness(what, True, "asked")]
+
+    monkeypatch.setattr(readiness, "go_offline_without_hub", lambda: None)
+    monkeypatch.setattr(readiness, "_check_service_key", lambda: "there is one")
+    for name, what in (("_ask_service", "service"), ("_ask_for_tokens", "tokenizer"), ("_check_task_data", "data")):
+        monkeypatch.setattr(readiness, name, lambda _, what=what: ask(what))
+    found = readiness.check_readiness(derive_settings(load_specification(SEED_SPEC).spec))
+    assert [r.what for r in found] == ["key", "service", "tokenizer", "data"]
+    assert all(r.ready for r in found)
+
+
+_CHECK_AND_TELL = """
+import json, sys
+from rollonce.cli import main
+code = main(sys.argv[1:])
+heavy = [m for m in ("torch", "transformers", "datasets", "tinker", "scipy", "numba") if m in sys.modules]
+print(json.dumps([code, heavy]))
+"""
+
+
+def test_what_is_not_there_is_said_without_heavy_imports(tmp_path: Path) -> None:
+    """No key, no hub, no renderer: torch, transformers and datasets take longer to import than the answers."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHECK_AND_TELL, "run", str(SEED_SPEC), "--check"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "TINKER_API_KEY": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    code, heavy = json.loads(done.stdout.splitlines()[-1])
+    assert code == 2
+    assert heavy == []
+    assert "tokenizer: NO, " in done.stdout
+    assert "data: NO, " in done.stdout

@@ -19,7 +19,7 @@ from rollonce.baselines import Baseline, LeaveOneOut
 from rollonce.errors import InputError
 from rollonce.experiments.engine import StepLog
 from rollonce.experiments.reference_paths import reference_on_tasks
-from rollonce.experiments.spec import GATE_METRICS, GateCheck
+from rollonce.experiments.spec import GATE_METRICS, GateCheck, format_gate_limits
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Scorer, moments
 
@@ -44,17 +44,6 @@ class GateResult(NamedTuple):
             f"{self.metric} = {found} "
             f"({'passed' if self.passed else 'failed'}: {format_gate_limits(self.min, self.max)} was registered)"
         )
-
-
-def format_gate_limits(low: float | None, high: float | None) -> str:
-    """What is allowed, in symbols.
-
-    >>> limits(1.03, None), limits(0.0, 0.0)
-    ('>= 1.03', '= 0')
-    """
-    if low is not None and low == high:
-        return f"= {low:g}"
-    return " and ".join(([f">= {low:g}"] if low is not None else []) + ([f"<= {high:g}"] if high is not None else []))
 
 
 def check_activation_gate(

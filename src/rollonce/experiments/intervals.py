@@ -5,10 +5,10 @@ All take differences scaled to [0, 1] or say the range. Two-sided, level 1 - alp
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from rollonce.rollouts import FloatArray
 from rollonce.tuning.power import interval_half_width
@@ -84,5 +84,6 @@ def exact_mcnemar_test(treatment_N: FloatArray, baseline_N: FloatArray) -> McNem
     """Exact McNemar test on 0/1 grades: the discordant items are Binomial(n, 1/2) if the arms are equal."""
     b = int(((treatment_N > 0.5) & (baseline_N <= 0.5)).sum())
     c = int(((treatment_N <= 0.5) & (baseline_N > 0.5)).sum())
-    p = 1.0 if b + c == 0 else float(stats.binomtest(b, b + c, 0.5).pvalue)
-    return McNemar(b, c, p)
+    n, fewer = b + c, min(b, c)
+    tail = sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n  # at most so few of the one kind
+    return McNemar(b, c, min(1.0, 2 * tail))

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from rollonce.experiments.decision import power_statement
 from rollonce.experiments.derive import ExperimentSettings, Origin
-from rollonce.experiments.gates import GATE_METRICS, format_gate_limits
 from rollonce.experiments.loading import LoadedSpec
 from rollonce.experiments.pins import Pins
 from rollonce.experiments.prices import PRICES, Price
 from rollonce.experiments.safeguards import find_safeguards_switched_off
-from rollonce.experiments.spec import Spec
+from rollonce.experiments.spec import GATE_METRICS, Spec, format_gate_limits
 
 
 class Cost(NamedTuple):

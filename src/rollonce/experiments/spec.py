@@ -312,8 +312,19 @@ def compute_metric_span(criterion: Criterion) -> tuple[float, float]:
     """Smallest and largest value that ``sum of weight x metric`` can take on one item.
 
     >>> weights = {"baseline": -1.0, "treatment": 1.0}
-    >>> metric_span(Criterion(id="a", metric="accuracy", bounds=[0.0, 1.0], margin=-0.05, weights=weights))
+    >>> compute_metric_span(Criterion(id="a", metric="accuracy", bounds=[0.0, 1.0], margin=-0.05, weights=weights))
     (-1.0, 1.0)
     """
     ends = [(w * criterion.bounds[0], w * criterion.bounds[1]) for w in criterion.weights.values()]
     return sum(map(min, ends)), sum(map(max, ends))
+
+
+def format_gate_limits(low: float | None, high: float | None) -> str:
+    """What is allowed, in symbols.
+
+    >>> format_gate_limits(1.03, None), format_gate_limits(0.0, 0.0)
+    ('>= 1.03', '= 0')
+    """
+    if low is not None and low == high:
+        return f"= {low:g}"
+    return " and ".join(([f">= {low:g}"] if low is not None else []) + ([f"<= {high:g}"] if high is not None else []))

@@ -99,3 +99,21 @@ def load_tokenizer(source: str | Path, *, local_only: bool = True) -> Any:
         return AutoTokenizer.from_pretrained(str(source), local_files_only=local_only)
     except (OSError, ValueError) as error:
         raise InputError(f"no tokenizer can be loaded from {str(source)!r}: {str(error).splitlines()[0]}") from error
+
+
+def explain_missing_renderer(model: str) -> str:
+    """The sentence where none was named, with those that the cookbook has for the model, or its family."""
+    known: list[str] = []
+    try:
+        from tinker_cookbook import model_info  # type: ignore[import-not-found]
+
+        known = list(model_info.get_recommended_renderer_names(model))
+    except (ImportError, AttributeError, KeyError, ValueError):
+        family = model.rpartition("/")[2].partition("-")[0].lower().replace(".", "_")
+        known = [f"{family}_disable_thinking", family] if family.startswith("qwen3") else []
+    some = f" ({', '.join(known)} of tinker-cookbook's, say)" if known else ""
+    return (
+        f"no renderer is named for {model!r}: give --renderer NAME{some}. None is chosen for you: with thinking on, "
+        "most answers are cut off at the registered max_tokens, with thinking off the model answers at once, and that "
+        "decides this experiment"
+    )

@@ -16,10 +16,10 @@ V is the variance of the differences: with a share q of items graded differently
 
 from __future__ import annotations
 
+from statistics import NormalDist  # scipy.stats takes a second to import, for this one quantile
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from rollonce.errors import InputError
 
@@ -51,7 +51,7 @@ def interval_half_width(rule: str, n: int, alpha: float, variance: float, *, spa
     if rule == "bernstein":
         log = np.log(4 / alpha)
         return float(np.sqrt(2 * variance * log / n) + 7 * span * log / (3 * (n - 1)))
-    return float(stats.norm.ppf(1 - alpha / 2) * np.sqrt(variance / n))
+    return float(NormalDist().inv_cdf(1 - alpha / 2) * np.sqrt(variance / n))
 
 
 def smallest_passing(rule: str, n: int, alpha: float, margin: float, discordance: float) -> float:
@@ -82,7 +82,7 @@ def items_needed_to_pass(
     """
     if true <= margin:
         return None
-    z, v = stats.norm.ppf(power), _variance_of_difference(discordance, true)
+    z, v = NormalDist().inv_cdf(power), _variance_of_difference(discordance, true)
 
     def passes_with_items(n: int) -> bool:
         return true - z * np.sqrt(v / n) - interval_half_width(rule, n, alpha, v) > margin

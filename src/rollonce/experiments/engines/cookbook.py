@@ -47,6 +47,7 @@ from rollonce.experiments.engines.recipe_watch import client_log_probs
 from rollonce.experiments.ledger import Ledger
 from rollonce.experiments.spec import ArmSpec, Spec
 from rollonce.files import write_json_file
+from rollonce.policies.tinker_render import explain_missing_renderer
 from rollonce.tasks import Task, grade
 
 LOGS = ("log/checkpoints.jsonl", "log/metrics.jsonl", "log/rollonce/advantages.jsonl", "watch.jsonl")
@@ -354,24 +355,6 @@ class CookbookEngine:
         if self._policy is not None:
             self._policy.close()
             self._policy, self._sampling = None, ""
-
-
-def explain_missing_renderer(model: str) -> str:
-    """The sentence where none was named, with those that the cookbook has for the model, or its family."""
-    known: list[str] = []
-    try:
-        from tinker_cookbook import model_info  # type: ignore[import-not-found]
-
-        known = list(model_info.get_recommended_renderer_names(model))
-    except (ImportError, AttributeError, KeyError, ValueError):
-        family = model.rpartition("/")[2].partition("-")[0].lower().replace(".", "_")
-        known = [f"{family}_disable_thinking", family] if family.startswith("qwen3") else []
-    some = f" ({', '.join(known)} of tinker-cookbook's, say)" if known else ""
-    return (
-        f"no renderer is named for {model!r}: give --renderer NAME{some}. None is chosen for you: with thinking on, "
-        "most answers are cut off at the registered max_tokens, with thinking off the model answers at once, and that "
-        "decides this experiment"
-    )
 
 
 def _make_math_environment(question: str, answer: str, renderer: Any, prefix: Any) -> Any:
