@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from experiment_fakes import SEED_SPEC
 
 from rollonce.errors import InputError
+from rollonce.experiments.derive import derive_settings
 from rollonce.experiments.engines.loop import discard_unnoted_training
-from rollonce.experiments.engines.recipe import make_recipe_environment
+from rollonce.experiments.engines.recipe import make_recipe_command, make_recipe_environment
 from rollonce.experiments.engines.recipe_log import find_final_checkpoint, read_recipe_steps
 from rollonce.experiments.ledger import Ledger
+from rollonce.experiments.loading import load_specification
 from rollonce.experiments.spec import ArmSpec
 from rollonce.integrations.rows import stable_task_id
 from rollonce.run_directory import CHECKPOINT_FILE
@@ -128,3 +132,29 @@ def test_given_files_have_a_datasets_cache_of_their_own(tmp_path: Path, monkeypa
     given = make_recipe_environment("gsm8k:/somewhere", tmp_path)
     assert given["HF_DATASETS_CACHE"] == str(tmp_path / "cache")
     assert "HF_DATASETS_CACHE" not in make_recipe_environment("gsm8k:hub", tmp_path)
+
+
+def test_the_recipe_is_given_every_option_of_the_registered_command(tmp_path: Path) -> None:
+    """The words of the request's file itself: "python -m RECIPE name=value ...", and for the treatment "the same recipe
+    with group_size=1 groups_per_batch=32"."""
+    spec = load_specification(SEED_SPEC).spec
+    line = next(line for line in spec.command.splitlines() if line.startswith("python -m "))
+    _, _, recipe, *options = line.split()
+    registered = dict(word.split("=", 1) for word in options)
+    settings = derive_settings(spec).with_command_option("base_url", "http://service", "--base-url")
+    given = {}
+    for arm in spec.arms:
+        command = make_recipe_command(
+            spec, settings, arm, arm.steps, tmp_path, renderer="role_colon", train_prompts=["How many?", "How far?"]
+        )
+        assert recipe in command, shlex.join(command)
+        given[arm.name] = dict(word.split("=", 1) for word in command[command.index(recipe) + 1 :])
+    stock, treated = given["grpo_g8"], given["gs1_tfidf_g1"]
+    numbers = {"learning_rate"}  # 3e-5 there, 3e-05 here
+    for name, value in registered.items():
+        if name not in ("base_url", "log_path"):
+            assert float(stock[name]) == float(value) if name in numbers else stock[name] == value, name
+    assert (stock["seed"], stock["base_url"]) == ("0", "http://service")
+    changed = {name for name in stock if stock[name] != treated[name]}
+    assert changed == {"group_size", "groups_per_batch"}
+    assert (treated["group_size"], treated["groups_per_batch"]) == ("1", "32")

@@ -109,6 +109,13 @@ def test_the_power_statement_of_the_requests_file() -> None:
     assert "at least 2.5 points better (net +33 items)" in line
 
 
+def test_the_power_statement_of_two_criteria_shares_alpha() -> None:
+    """2 sqrt(ln 80 / 2638) = 0.0815."""
+    one = rule().criteria[0].model_dump()
+    lines = power_statement(rule(criteria=[one, one | {"id": "strict"}]), 1319)
+    assert ["half-width 0.0815 at alpha 0.025" in line for line in lines] == [True, True]
+
+
 def test_items_needed_at_the_difference_observed() -> None:
     # (d - margin)^2 n >= 2^2 ln(40) / 2 with d = 0: n = 2 ln 40 / 0.0025 = 2951.1 -> 2952.
     assert "or 2952 items at the difference observed" in decide_verdict(rule(), pair(1000, 500, 0, 0)).sentence
@@ -136,6 +143,10 @@ def test_an_unanswered_item_can_neither_validate_nor_fail() -> None:
     assert found.criteria[0].hoeffding.low == pytest.approx(32 / 1319 - half, rel=1e-12)
     assert found.criteria[0].hoeffding.high == pytest.approx(33 / 1319 + half, rel=1e-12)
     assert "1 items were never answered by an arm" in found.sentence
+    # The same where it is the baseline that never answered: it may have been right.
+    other = pair(1319, 700, 33, 0)
+    other["baseline"][1318] = np.nan
+    assert decide_verdict(rule(), other).criteria[0].hoeffding == found.criteria[0].hoeffding
     # 165 lost net items fail; with one of them unanswered 164 are certain.
     grades = pair(1319, 0, 0, 165)
     assert decide_verdict(rule(), grades).verdict == "failed"

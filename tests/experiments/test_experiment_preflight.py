@@ -116,6 +116,15 @@ def test_two_known_clusters_give_the_ratio_by_hand() -> None:
     assert score.ratio == pytest.approx(wanted, abs=5 * (score.ratio_se or 0))
 
 
+def test_the_noise_that_the_recipe_subtracts_is_s2_over_g_minus_1() -> None:
+    """Rewards 1 and 0 in every task: the other rollout is 1/2 away from a baseline of 1/2, always, so the mean square
+    is 1/4; s2 = 1/2 over G - 1 = 1 is taken off: -1/4. B_eff = 2 (1/2) / (1/2 - 1/4) = 4."""
+    found = reference.simulate_effective_batch_size(
+        [[1.0, 0.0]] * 4, lambda tasks, rewards: np.full(2, 0.5), batch_size=2, batches=5
+    )
+    assert found == (4.0, -0.25, 0.0, 0.5)
+
+
 def steps(
     rewards: list[float], b: list[float], group: int, ids: list[str] | None = None, weight: float | None = 0.0
 ) -> list[StepLog]:
@@ -149,6 +158,8 @@ def test_what_was_not_logged_fails() -> None:
     measured = collect_pilot_measures(silent, {"t": silent}, "t", "t")
     (result,) = check_activation_gate([GateCheck(metric="self_weight_max", min=0.0, max=0.0)], "pilot", measured)
     assert not result.passed
+    told = steps([1.0, 0.0], [0.0, 0.0], 1)
+    assert collect_pilot_measures([*told, *silent], {"t": silent}, "t", "t")["self_weight_max"] == [None]
 
 
 def test_both_ends_of_a_predicate_hold_in_every_arm() -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from experiment_fakes import FakeEngine, colour_tasks, open_run, small_spec, wri
 
 from rollonce.errors import InputError
 from rollonce.experiments import evaluate, gates, ledger
-from rollonce.experiments.engine import StartPolicy
+from rollonce.experiments.engine import Answer, StartPolicy
 from rollonce.experiments.feasibility import compare_with_budget, project_phase_seconds
 from rollonce.experiments.files import compute_json_digest, read_finished_lines
 from rollonce.experiments.loading import LoadedSpec
@@ -23,6 +24,7 @@ from rollonce.experiments.records import Chain
 from rollonce.experiments.spec import ArmSpec, Budget
 from rollonce.experiments.stages import RunOutcome, before_spending, run_experiment, training
 from rollonce.files import make_write_error
+from rollonce.tasks import Task
 
 STAGES = [
     "start",
@@ -381,6 +383,27 @@ def test_an_item_that_is_never_answered_is_not_marked_wrong(tmp_path: Path, monk
     assert record.data["accuracy"] == 1.0  # of the 23 that were answered; its seven neighbours are not punished either
     assert any("were not answered in 2 tries of 0.3 s each (test3 first)" in d for d in run.collect_deviations())
     assert run.chain.records[-1].data["criteria"][0]["unanswered"] == 1
+
+
+def test_an_item_that_was_lost_once_is_asked_again_and_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that stalls twice, on a chunk and on an item of it asked alone, and then answers."""
+    monkeypatch.setattr(evaluate, "ROWS", 8)
+    loaded = write_spec(tmp_path, small_spec(**{"rollonce.item_seconds": 0.5, "rollonce.item_tries": 2}))
+    run, engine = open_run(loaded, tmp_path / "run")
+    engine.skill, real, stalls = dict.fromkeys(engine.skill, 1.0), engine.answer_greedily, [0]
+
+    def stalling(checkpoint: str, tasks: Sequence[Task]) -> list[Answer]:
+        if (tmp_path / "run/evaluation").exists() and any(t.id == "test3" for t in tasks) and stalls[0] < 2:
+            stalls[0] += 1
+            time.sleep(3)
+        return real(checkpoint, tasks)
+
+    engine.answer_greedily = stalling  # type: ignore[method-assign]
+    assert run_experiment(run).code == 0
+    record = Chain(tmp_path / "run").latest_of_stage("evaluation:grpo_g8")
+    assert record is not None
+    assert stalls == [2]
+    assert (record.data["unanswered"], record.data["items"], record.data["accuracy"]) == ([], 24, 1.0)
 
 
 def test_a_full_disk_in_the_evaluation_then_the_run_goes_on(

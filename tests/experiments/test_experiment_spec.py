@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from experiment_fakes import SEED_SPEC, SPECS, small_spec, write_spec
 
+from rollonce.baselines import Batch
 from rollonce.errors import InputError
 from rollonce.experiments.advantages import (
     LENGTH_BUCKETS,
@@ -60,6 +63,22 @@ def test_the_treatment_is_the_published_kernel() -> None:
         0.0,
     )
     assert make_advantage_baseline(spec, "tfidf_kernel_loo_T0.25").config()["kernel"]["temperature"] == 0.25
+
+
+def test_the_treatment_is_the_code_that_the_request_wrote_down() -> None:
+    """Its twelve lines of Python stand in ``command``: they run here, against our arm, fitted on the same questions."""
+    spec = load_specification(SEED_SPEC).spec
+    code = re.search(r"from sklearn.*?return rewards - b\n", spec.command, re.DOTALL)
+    assert code is not None
+    words = ["apples", "boxes", "trains", "miles", "hours", "each", "costs", "many", "does", "she", "have", "left"]
+    questions = [" ".join(np.random.default_rng(i).choice(words, size=8)) for i in range(60)]
+    theirs: dict[str, Any] = {"train_questions": questions}
+    exec(code[0], theirs)
+    batch, rewards = questions[:32], np.random.default_rng(1).integers(0, 2, 32).astype(float)
+    ours = make_advantage_baseline(spec, "tfidf_kernel_loo_T0.1").fit(questions)
+    np.testing.assert_allclose(
+        ours.advantages(Batch.of(batch, rewards)), theirs["gs1_adv"](batch, rewards), rtol=0, atol=1e-12
+    )
 
 
 def test_unknown_fields_are_kept_and_listed(tmp_path: Path) -> None:

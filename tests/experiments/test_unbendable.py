@@ -303,6 +303,36 @@ def test_the_probe_comes_before_the_calibration_with_the_registered_batches(spec
     assert events[:3] == ["probe grpo_g8 4", "probe gs1_tfidf_g1 2", "sample"]
 
 
+@pytest.mark.parametrize("number", ["loss", "moved", "largest_ratio_error"])
+def test_a_first_step_that_is_not_finite_stops_the_run(spec: LoadedSpec, tmp_path: Path, number: str) -> None:
+    run, engine = open_run(spec, tmp_path / "run")
+    real = engine.probe_arm_training
+    engine.probe_arm_training = lambda arm, tasks: real(arm, tasks)._replace(**{number: float("nan")})  # type: ignore[method-assign]
+    outcome = run_experiment(run)
+    assert (outcome.code, outcome.stage) == (1, "probe")
+    assert f"grpo_g8: {number} of its first step is not finite" in outcome.sentence
+    page, _ = write_experiment_report(tmp_path / "run", "command", outcome)
+    assert f"{number} of its first step is not finite" in page.read_text()
+
+
+def test_log_probabilities_that_are_not_finite_stop_the_run(spec: LoadedSpec, tmp_path: Path) -> None:
+    """In the records and with a page: no fault of the program."""
+    outcome, _ = go(spec, tmp_path / "run", drift={"grpo_g8": float("nan")})
+    assert (outcome.code, outcome.stage) == (1, "restoration")
+    assert "log-probabilities of grpo_g8 and grpo_g8 differ by None (limit 0.0001)" in outcome.sentence
+    write_experiment_report(tmp_path / "run", "command", outcome)
+
+
+def test_adapters_trained_with_another_seed_than_recorded_stop_the_run(spec: LoadedSpec, tmp_path: Path) -> None:
+    """As if the recipe's own client were asked for without the seed that the throw-away clients had."""
+    run, engine = open_run(spec, tmp_path / "run")
+    real = engine._adam
+    engine._adam = lambda arm: real(arm) | ({"seed": 7} if (run.directory / "arms").exists() else {})  # type: ignore[method-assign]
+    outcome = run_experiment(run)
+    assert (outcome.code, outcome.stage) == (1, "arm:grpo_g8")
+    assert "seed [7] instead of 1" in outcome.sentence
+
+
 def test_adapters_asked_for_with_another_seed_stop_the_run(spec: LoadedSpec, tmp_path: Path) -> None:
     outcome, _ = go(spec, tmp_path / "run", adapter_change={"seed": None})
     assert (outcome.code, outcome.stage) == (1, "restoration")
@@ -520,6 +550,10 @@ def test_a_two_rate_grid_is_chosen_on_holdout_tasks_and_only_the_chosen_are_eval
         (lambda d: d["arms"][1].update(seed=2), "may differ in name and learning rate alone"),
         (lambda d: d["rollonce"]["selection"]["groups"]["grpo_g8"].pop(), "expected every arm in one group"),
         (lambda d: d.pop("experiment_features"), "expected true beside rollonce.selection"),
+        (
+            lambda d: d["rollonce"].pop("selection"),
+            "adaptive_selection: expected false: there is no rollonce.selection",
+        ),
     ],
 )
 def test_a_grid_that_is_none_is_refused(tmp_path: Path, change: Any, said: str) -> None:

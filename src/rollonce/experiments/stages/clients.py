@@ -40,7 +40,8 @@ def compare_fresh_clients(run: ExperimentRun, audit: Record) -> Record:
         data = {
             "prompts": list(prompts),
             "tokens": sum(map(len, first.log_probs)),
-            "log_probs": first.log_probs,
+            # records hold JSON, which has no NaN
+            "log_probs": [[x if np.isfinite(x) else None for x in row] for row in first.log_probs],
             "largest_difference": distances,
             "atol": s.restoration_atol,
             "asked_for": {name: f.asked_for for name, f in fresh.items()},
@@ -78,9 +79,9 @@ def probe_every_arm(run: ExperimentRun, restoration: Record) -> Record:
             probe = run.engine.probe_arm_training(
                 arm, [tasks[0]] * arm.group_size if arm.group_size > 1 else list(tasks[:2])
             )
-            probes[arm.name] = probe._asdict()
-            if not np.isfinite([probe.loss, probe.moved, probe.largest_ratio_error]).all():
-                problems.append(f"{arm.name}: a number of its first step is not finite")
+            odd = [k for k in ("loss", "moved", "largest_ratio_error") if not np.isfinite(getattr(probe, k))]
+            probes[arm.name] = probe._replace(**dict.fromkeys(odd))._asdict()
+            problems += [f"{arm.name}: {k} of its first step is not finite" for k in odd]
             problems += [
                 f"{arm.name}: {p}" for p in find_optimizer_errors(run, arm.name, _wrap_values_in_lists(probe.optimizer))
             ]
