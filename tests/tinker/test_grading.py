@@ -24,6 +24,7 @@ RESPONSES = [
     "The answer is \\boxed{6}" + END,
     "<think>\nis it \\boxed{5}?\n</think>\n\nIt is \\boxed{6}" + END,  # right only in the thinking part
     "<think>\nis it \\boxed{6}?\n</think>\n\nIt is \\boxed{5}" + END,
+    "<think>\nit is \\boxed{5}\n</think>\n\nThe answer is five" + END,  # boxed only in the thinking part
     "<think>\nis it \\boxed{5}? Let me go on and on",  # cut off while thinking
     "It is \\boxed{5} and",  # cut off, but boxed
     "It is 5" + END,  # no box
@@ -74,4 +75,4 @@ def test_every_response_is_graded_as_the_recipe_does(tokenizer: Any, name: str) 
         step = asyncio.run(env.step(row))
         assert exact.reward == step.metrics["correct"], text
         assert reward.reward == pytest.approx(step.reward), text
-    assert [a.reward for a in evaluated[:4]] == [1.0, 0.0, 0.0, 1.0]  # by hand: the thinking part does not count
+    assert [a.reward for a in evaluated[:5]] == [1.0, 0.0, 0.0, 1.0, 0.0]  # by hand: the thinking part does not count

@@ -236,7 +236,7 @@ def read_registered_setting(spec: Spec, setting: str) -> tuple[Any, Origin] | No
 def split_into_sentences(text: str) -> Iterator[str]:
     """Lines, and sentences within a line.
 
-    >>> list(sentences("1. Pilot: 3 steps. Then run.\\npython -m x.y lr=3e-5"))
+    >>> list(split_into_sentences("1. Pilot: 3 steps. Then run.\\npython -m x.y lr=3e-5"))
     ['1. Pilot: 3 steps.', 'Then run.', 'python -m x.y lr=3e-5']
     """
     for line in text.splitlines():
