@@ -38,9 +38,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.lora_rank:
         more["lora"] = LoraSettings(options.lora_rank)
     policy = load_embedded() if options.policy == "embedded" else TransformersPolicy.load(options.policy, **more)
-    numbers = parse_source_spec(options.tasks)[0].numbers_for_one_split("holdout", options.n_tasks)
-    holdout = load_tasks(options.tasks, TaskRequest(seed=options.seed, **numbers)).holdout
-    tasks = choose_tasks(holdout, options.n_tasks, 0) if len(holdout) > options.n_tasks else holdout
+    numbers = parse_source_spec(options.tasks)[0].numbers_for_one_split(options.split, options.n_tasks)
+    there = getattr(load_tasks(options.tasks, TaskRequest(seed=options.seed, **numbers)), options.split)
+    tasks = choose_tasks(there, options.n_tasks, 0) if len(there) > options.n_tasks else there
     settings = MeasurementSettings(
         rollouts=options.rollouts,
         batch_size=options.batch_size,
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("name", nargs="?")
     parser.add_argument("--policy", default="embedded")
     parser.add_argument("--tasks", default="embedded")
+    parser.add_argument("--split", default="holdout", choices=("holdout", "train", "test"))
     parser.add_argument("--template", default="", help="a file with {prompt} in it")
     parser.add_argument("--n-tasks", type=int, default=256)
     parser.add_argument("--rollouts", type=int, default=16)
