@@ -87,7 +87,7 @@ def convert_to_plain_json(value: Any) -> Any:
     """The same value in what JSON has: NaN and infinities become None, named tuples and dataclasses dicts, arrays and
     tuples lists.
 
-    >>> plain_json({"ratio": float("nan"), "counts": (1, 2)})
+    >>> convert_to_plain_json({"ratio": float("nan"), "counts": (1, 2)})
     {'ratio': None, 'counts': [1, 2]}
     """
     if isinstance(value, np.ndarray | np.generic):

@@ -255,7 +255,7 @@ def seed_of_rollout(seed: int, task_id: str, rollout: int) -> int:
 
     By the task's id, not its position: growing the set moves no seed.
 
-    >>> seed_of(0, "a", 1) == seed_of(0, "a", 1) != seed_of(0, "a", 2)
+    >>> seed_of_rollout(0, "a", 1) == seed_of_rollout(0, "a", 1) != seed_of_rollout(0, "a", 2)
     True
     """
     digest = hashlib.blake2b(f"{seed}\0{task_id}\0{rollout}".encode("utf-8", "surrogatepass"), digest_size=4).digest()

@@ -126,7 +126,7 @@ def compute_collection_cost(counts: Counts, settings: CollectSettings) -> Cost:
     are not in it.
 
     >>> s = CollectSettings("m", "t", "o", price_in=1.0, price_out=4.0)
-    >>> cost_of(Counts(prompt_tokens=2_000_000, response_tokens=500_000), s).money
+    >>> compute_collection_cost(Counts(prompt_tokens=2_000_000, response_tokens=500_000), s).money
     4.0
     """
     priced = settings.price_in is not None or settings.price_out is not None

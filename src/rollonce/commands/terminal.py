@@ -52,7 +52,7 @@ class Bars:
     What was computed so far can stand above the bars (`show`); it goes with them at the end, when results are printed.
 
     >>> with Bars() as bars:
-    ...     bars.tell("reading", "bytes", 5, 10)
+    ...     bars.report_progress("reading", "bytes", 5, 10)
     """
 
     def __init__(self, delay: float = 1.0, every: float = 10.0) -> None:

@@ -189,7 +189,7 @@ def holm_adjusted_p_values(p_values: Sequence[float]) -> list[float]:
 
     NaN stays NaN but counts as a comparison: whether there is a p may hang on the data (a family where nothing varies).
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> holm_adjusted_p_values([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     out = [math.nan] * len(p_values)

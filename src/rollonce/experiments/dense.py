@@ -13,7 +13,7 @@ from rollonce.tasks import Task, TaskSet
 def share_of_even_characters(response: str, reference: str) -> float:
     """Share of the response's characters whose code is even; 0.5 for an empty one. In [0, 1], whatever the reference.
 
-    >>> dense("abab", "42")
+    >>> share_of_even_characters("abab", "42")
     0.5
     """
     return sum(ord(c) % 2 == 0 for c in response) / len(response) if response else 0.5

@@ -34,7 +34,7 @@ def tokens_by_inverse_cdf(log_probs_AV: Tensor, uniform_A: Tensor) -> Tensor:
         token of probability 0 is
     never drawn: its stretch is empty.
 
-    >>> inverse_cdf(torch.log(torch.tensor([[0.5, 0.0, 0.5]])), torch.tensor([0.5])).tolist()
+    >>> tokens_by_inverse_cdf(torch.log(torch.tensor([[0.5, 0.0, 0.5]])), torch.tensor([0.5])).tolist()
     [2]
     """
     cdf_AV = log_probs_AV.double().exp().cumsum(dim=-1)

@@ -25,7 +25,7 @@ def unwrap_token_log_probs(value: Any) -> Any:
     """The list with one log-probability per token that an object of an OpenAI-compatible reply holds; anything else as
     it is.
 
-    >>> per_token({"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.0}]})
+    >>> unwrap_token_log_probs({"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.0}]})
     [-0.5, -1.0]
     """
     if isinstance(value, dict):

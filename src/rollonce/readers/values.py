@@ -29,7 +29,7 @@ def make_column_array(values: Sequence[Any]) -> NDArray[Any]:
 def convert_id_to_text(value: Any) -> str:
     """A task or rollout id as text: 1, "1" and 1.0 are the same id.
 
-    >>> task_id_text(1), task_id_text("1"), task_id_text(1.0)
+    >>> convert_id_to_text(1), convert_id_to_text("1"), convert_id_to_text(1.0)
     ('1', '1', '1')
     """
     if isinstance(value, str):

@@ -26,7 +26,7 @@ def choose_bar_range(scores: Sequence[Any]) -> tuple[float, float]:
 def draw_bar_as_text(estimate: Estimate, low: float, high: float, size: int, fancy: bool = True) -> str:
     """An interval as text: a line with a dot at the value, a mark at 1, arrows where it goes on outside.
 
-    >>> draw_bar(Estimate(1.5, 1.25, 1.75), 0.5, 2.0, 13, fancy=False)
+    >>> draw_bar_as_text(Estimate(1.5, 1.25, 1.75), 0.5, 2.0, 13, fancy=False)
     '    | --o--  '
     """
     signs = _FANCY if fancy else _PLAIN

@@ -38,7 +38,7 @@ class Line(NamedTuple):
 def choose_round_marks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     """Round values inside a range, at most so many, in steps of 1, 2 or 5 times a power of ten.
 
-    >>> nice_marks(0, 47)
+    >>> choose_round_marks(0, 47)
     (0.0, 10.0, 20.0, 30.0, 40.0)
     """
     if not high > low:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 
 def make_page_environment() -> Environment:
-    """The environment of the templates: everything escaped, with the filters ``sub`` and ``wbr``."""
+    """The environment of the templates: everything escaped, a name that is not there an error instead of a hole in the
+    page, with the filters ``sub`` and ``wbr``."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
+        undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rich.console import Console
+
 from rollonce.baselines.catalogue import CATALOGUE
 
 _SHORTER = (
@@ -34,9 +36,14 @@ def is_published_example(label: str) -> bool:
 def shorten_baseline_label(label: str) -> str:
     """A label for a narrow table; ``w512`` is a window of 512 rows.
 
-    >>> short_label("softmax TF-IDF, T=0.1, window 512")
+    >>> shorten_baseline_label("softmax TF-IDF, T=0.1, window 512")
     'TF-IDF, T=0.1 w512'
     """
     for pattern, shorter in _SHORTER:
         label = re.sub(pattern, shorter, label)
     return label
+
+
+def fit_label_to_console(console: Console, label: str) -> str:
+    """The label, shortened where the console has little room."""
+    return label if console.width > 110 else shorten_baseline_label(label)

@@ -15,6 +15,7 @@ from rollonce.files import convert_to_plain_json
 from rollonce.noise.gradients import OnPolicy
 from rollonce.noise.report import Lag, NoiseReport, NoiseRow
 from rollonce.noise.session import Measurement
+from rollonce.reports.labels import fit_label_to_console
 from rollonce.reports.progress import (
     TRUSTED_TOP_SHARE,
     compute_rank_agreement,
@@ -28,6 +29,8 @@ from rollonce.reports.progress import (
     make_progress_verdict,
     merge_baseline_rows,
 )
+
+_WIDTH_OF_ALL_COLUMNS = 100
 
 
 def print_noise_report(
@@ -44,7 +47,7 @@ def print_noise_report(
         for sentence in make_progress_verdict(measured.progress, r):
             console.print(Text(sentence))
         console.print()
-        console.print(make_progress_table(measured.progress, r))
+        console.print(make_progress_table(console, measured.progress, r))
         console.print(Text(describe_measurement(measured.progress), style="dim"))
         console.print(Text(describe_loo_curve(measured.progress), style="dim"))
     if measured.exponents:
@@ -69,14 +72,19 @@ def print_noise_report(
         )
     )
     console.print()
-    console.print(_make_noise_table(r.rows, lagged.noise if lagged else None))
+    console.print(_make_noise_table(console, r.rows, lagged.noise if lagged else None))
     if any(row.scored_as for row in r.rows):
         console.print(Text("* counts its own reward; measured as its leave-one-out twin", style="dim"))
     console.print(
         Text(
             "noise: trace of the batch gradient's covariance over that of LOO, below 1 is less. predicted: E[A^2] "
-            "over LOO's, what B_eff says. off by: noise over predicted. norms: the part of it that comes from score "
-            "norms going with advantages. B_eff meas.: B times the oracle's noise over its own.",
+            "over LOO's, what B_eff says. off by: noise over predicted."
+            + (
+                " norms: the part of it that comes from score norms going with advantages. B_eff meas.: B times the "
+                "oracle's noise over its own."
+                if console.width >= _WIDTH_OF_ALL_COLUMNS
+                else ""
+            ),
             style="dim",
         )
     )
@@ -146,14 +154,18 @@ def describe_lag_effects(lag: Lag, ratio: OnPolicy) -> list[str]:
     ]
 
 
-def _make_noise_table(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
+def _make_noise_table(console: Console, rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
+    """A line per baseline; where there is little room short labels, and no columns that explain the others."""
+    all_columns = console.width >= _WIDTH_OF_ALL_COLUMNS
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("baseline", overflow="fold", min_width=16)
     for name in ("noise", "predicted", "off by"):
         table.add_column(name, justify="right", no_wrap=name != "predicted")
-    table.add_column("norms", justify="right")
+    if all_columns:
+        table.add_column("norms", justify="right")
     table.add_column("B_eff", justify="right")
-    table.add_column("meas.", justify="right")
+    if all_columns:
+        table.add_column("meas.", justify="right")
     others = {r.label: r for r in lagged.rows} if lagged else {}
     if lagged:
         table.add_column("lagged", justify="right")
@@ -163,14 +175,15 @@ def _make_noise_table(rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> T
         style = "" if exact else "green" if r.ratio.high < 1 else "red" if r.ratio.low > 1 else ""
         off = "yellow" if not exact and (r.gap.low > 1 or r.gap.high < 1) else ""
         cells = [
-            Text(r.label + ("*" if r.scored_as else "")),
+            Text(fit_label_to_console(console, r.label) + ("*" if r.scored_as else "")),
             Text("1" if exact else format_noise_estimate(r.ratio), style=style),
             Text(f"{r.predicted.value:.2f}"),
             Text("1" if exact else format_noise_estimate(r.gap), style=off),
-            Text(f"{r.norm_to_loo.value:.2f}"),
+            *([Text(f"{r.norm_to_loo.value:.2f}")] if all_columns else []),
             Text(f"{r.b_eff:.1f}"),
-            Text(f"{r.b_eff_measured.value:.1f}" if np.isfinite(r.b_eff_measured.value) else "-"),
         ]
+        if all_columns:
+            cells.append(Text(f"{r.b_eff_measured.value:.1f}" if np.isfinite(r.b_eff_measured.value) else "-"))
         if lagged:
             other = others.get(r.label)
             cells += [

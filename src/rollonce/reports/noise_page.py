@@ -63,7 +63,10 @@ def write_noise_page(
         report=report,
         gradients=gradients,
         headline=make_progress_verdict(progress, report) if progress else make_noise_verdict(report),
-        verdict=[describe_trust_in_norms(report.approximations.norm_top_share), *make_noise_verdict(report)],
+        verdict=[
+            describe_trust_in_norms(report.approximations.norm_top_share),
+            *(make_noise_verdict(report) if progress else []),  # without progress it is the headline
+        ],
         progress=_make_progress_section(measured),
         rows=rows,
         groups=groups,

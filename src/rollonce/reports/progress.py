@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +14,7 @@ from rollonce.files import convert_to_plain_json
 from rollonce.noise.exponent import SurprisalExponent
 from rollonce.noise.progress import LOO, ProgressReport, ProgressRow
 from rollonce.noise.report import NoiseReport
+from rollonce.reports.labels import fit_label_to_console
 from rollonce.scoring import Estimate
 
 TRUSTED_TOP_SHARE = 0.2
@@ -73,7 +75,7 @@ def compute_rank_agreement(progress: ProgressReport, noise: NoiseReport) -> floa
     return value if np.isfinite(value) else None
 
 
-def make_progress_table(progress: ProgressReport, noise: NoiseReport) -> Table:
+def make_progress_table(console: Console, progress: ProgressReport, noise: NoiseReport) -> Table:
     """Progress and equivalent batch of every contender, beside B_eff."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("baseline", overflow="fold", min_width=16)
@@ -83,7 +85,7 @@ def make_progress_table(progress: ProgressReport, noise: NoiseReport) -> Table:
     for r in progress.rows:
         noise_row = known.get(r.label)
         table.add_row(
-            Text(r.label),
+            Text(fit_label_to_console(console, r.label)),
             Text("1" if r.label == LOO else format_noise_estimate(r.progress), style=_choose_row_style(r)),
             Text(format_equivalent_batch(r)),
             Text(f"{noise_row.b_eff:.1f}" if noise_row else "-"),

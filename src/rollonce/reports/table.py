@@ -20,7 +20,7 @@ from rollonce.reports.bars import (
 )
 from rollonce.reports.columns import B_EFF, RATIO, Column, select_known_columns
 from rollonce.reports.decision import B_EFF_SAYS
-from rollonce.reports.labels import is_published_example, shorten_baseline_label
+from rollonce.reports.labels import fit_label_to_console, is_published_example
 from rollonce.reports.words import (
     choose_decimals,
     describe_best_step,
@@ -123,7 +123,7 @@ def make_score_table(
     for score in scores:
         won = is_better_than_loo(score)
         style = "" if won is None else "green" if won else "red" if score.ratio.high < 1 else ""
-        label = score.label if wide else shorten_baseline_label(score.label)
+        label = fit_label_to_console(console, score.label)
         label += ("*" if score.scored_as else "") + ("+" if is_published_example(score.label) else "")
         cells = [Text(replace_unencodable(console, label))]
         if B_EFF not in columns:
@@ -157,7 +157,7 @@ def make_step_table(console: Console, board: Board) -> Table:
             if not several:
                 cells.append(format_with_interval(p.equivalent_batch, 0) + ("*" if p.beyond_curve else ""))
         table.add_row(
-            *(Text(replace_unencodable(console, cell)) for cell in (shorten_baseline_label(score.label), *cells))
+            *(Text(replace_unencodable(console, cell)) for cell in (fit_label_to_console(console, score.label), *cells))
         )
     return table
 

@@ -83,7 +83,7 @@ def draw_transfer_heat_map(result: TransferResult) -> str:
 def choose_ratio_colour(ratio: float) -> str:
     """White at 1, blue above, red below; grey where there is no ratio.
 
-    >>> colour(1.0), colour(1.25), colour(0.5)
+    >>> choose_ratio_colour(1.0), choose_ratio_colour(1.25), choose_ratio_colour(0.5)
     ('#ffffff', '#2166ac', '#b2182b')
     """
     if not ratio > 0:

@@ -64,7 +64,7 @@ class Scorer:
 
     >>> from rollonce.baselines import LeaveOneOut
     >>> table = Rollouts.from_groups([[0, 1, 1, 0]] * 8, [f"task {i}" for i in range(8)])
-    >>> Scorer(table, batch_size=4, n_batches=50, resamples=0).score(LeaveOneOut()).window
+    >>> Scorer(table, batch_size=4, n_batches=50, resamples=0).score_baseline(LeaveOneOut()).window
     0
     """
 

@@ -37,7 +37,7 @@ def extract_final_answer(response: str) -> str:
     The last ``<answer>...</answer>``; else the last ``\boxed{...}``; else the rest of the line after the last ``####``,
     ``Answer:`` or ``answer is``; else the whole response. White space around it and one final full stop are dropped.
 
-    >>> extract_answer("12 + 30 = 42. So the answer is 42.")
+    >>> extract_final_answer("12 + 30 = 42. So the answer is 42.")
     '42'
     """
     tags = _TAG.findall(response)

@@ -174,7 +174,7 @@ def draw_reasoning_gym_tasks(
         InputError: an unknown dataset or configuration, or a component with too few different prompts.
         MissingExtraError: reasoning-gym is not installed.
 
-    >>> splits = reasoning_gym_tasks([ReasoningGymSource("chain_sum", {"max_terms": 2})], train=8, test=4)
+    >>> splits = draw_reasoning_gym_tasks([ReasoningGymSource("chain_sum", {"max_terms": 2})], train=8, test=4)
     >>> len(splits.train), len(splits.test)
     (8, 4)
     """

@@ -137,7 +137,7 @@ def dead_group_chance_of_beta(a: float, b: float, group_size: int) -> float:
 
     ``E[p^G + (1 - p)^G] = prod_k (a + k) / (a + b + k) + prod_k (b + k) / (a + b + k)``, k below G.
 
-    >>> dead_groups(1, 1, 2)  # uniform: 2/3
+    >>> dead_group_chance_of_beta(1, 1, 2)  # uniform: 2/3
     0.6666666666666666
     """
     k = np.arange(group_size)
