@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -41,7 +42,17 @@ def same(table, other):
     np.testing.assert_array_equal(table.offsets_N1, other.offsets_N1)
 
 
-@pytest.mark.parametrize("kind", ["dicts", "pandas", "arrow", "dataset", "polars"])
+class ArrowStream:
+    """Stands in for the frame of a library that is not here (polars, DuckDB): it has Arrow's C stream, nothing else."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize("kind", ["dicts", "pandas", "arrow", "dataset", "polars", "stream"])
 def test_rows_in_memory_make_the_table_of_their_file(kind, file):
     if kind == "dicts":
         rows = ROWS
@@ -51,12 +62,20 @@ def test_rows_in_memory_make_the_table_of_their_file(kind, file):
         rows = pytest.importorskip("pyarrow").Table.from_pylist(ROWS)
     elif kind == "polars":
         rows = pytest.importorskip("polars").DataFrame(ROWS)
+    elif kind == "stream":
+        rows = ArrowStream(pytest.importorskip("pyarrow").Table.from_pylist(ROWS))
     else:
         rows = pytest.importorskip("datasets").Dataset.from_list(ROWS)
     table = ro.read(rows, columns=["kind"])
     same(table, ro.read(file, columns=["kind"]))
     assert table.tasks.column("kind").tolist() == ["ab"[n % 2] for n in range(24)]
     assert (table.n_tasks, table.name) == (24, "rollouts")
+
+
+def test_rewards_may_be_decimals_as_databases_give_them(file):
+    decimals = [row | {"reward": Decimal(f"{row['reward']:.2f}")} for row in ROWS]
+    same(ro.read(decimals), ro.read(file))
+    same(ro.read(ArrowStream(pytest.importorskip("pyarrow").Table.from_pylist(decimals))), ro.read(file))
 
 
 def test_a_missing_value_of_a_data_frame_is_none(file):

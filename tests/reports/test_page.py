@@ -116,6 +116,7 @@ def test_an_unwritable_place_is_a_sentence(boards: list[Board], tmp_path: Path) 
         [(0.2, 0.1, 0.4), (1.1, 1.0, 1.2)],
         [(8.0, 5.0, 12.0), (0.35, 0.2, 0.5)],
         [(1.0, 0.999, 1.001)],
+        [(1.02, 1.01, 1.02), (1.36, 1.15, 1.61)],
     ],
 )
 def test_ratio_axes_have_marks_on_both_sides_of_one_and_hold_every_value(ratios) -> None:

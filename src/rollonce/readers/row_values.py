@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class RowValues:
         return number
 
     def parse_number_value(self, value: Any, what: str) -> float:
-        if type(value) in NUMBERS or isinstance(value, np.number | np.bool_):
+        if type(value) in NUMBERS or isinstance(value, np.number | np.bool_ | Decimal):
             try:
                 return float(value)
             except OverflowError:

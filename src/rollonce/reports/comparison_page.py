@@ -307,5 +307,12 @@ def _make_diagnostics_section(analysis: Analysis) -> dict[str, Any]:
     rows = []
     for arm in analysis.arms:
         values = [arm.inside.get(n, math.nan) for n in names]
-        rows.append((arm, ["-" if math.isnan(v) else f"{v:.3g}".replace("-", "−") for v in values]))
+        rows.append((arm, [_format_diagnostic(v) for v in values]))
     return {"inside": rows if names else [], "inside_names": [_SHORT.get(n, n.replace("_", " ")) for n in names]}
+
+
+def _format_diagnostic(value: float) -> str:
+    """Three digits, whole numbers from 100 on."""
+    if math.isnan(value):
+        return "-"
+    return (f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}").replace("-", "−")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Undefined
 
 from rollonce import __version__
 from rollonce.errors import InputError
@@ -24,6 +24,7 @@ from rollonce.reports.experiment_words import (
     number_for_people,
     render_facts_markdown,
 )
+from rollonce.reports.html import make_page_environment
 
 
 def write_experiment_report(
@@ -41,12 +42,7 @@ def write_experiment_report(
         InputError: they cannot be written, or something that they would show was changed after it was recorded.
     """
     facts = gather_report_facts(directory, command, outcome, price)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = make_page_environment(Undefined)  # a stage that was skipped has not recorded everything
     page, text = directory / "report.html", directory / "report.md"
     write_whole_file(page, environment.get_template("experiment.html").render(**facts))
     write_whole_file(text, render_facts_markdown(facts))

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from rollonce.experiments.records import Record
 from rollonce.experiments.stages.executed import read_executed_steps
+from rollonce.reports.comparison_svg import choose_round_marks
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 200, 40, 8, 10, 30
 
@@ -102,13 +103,12 @@ def draw_line_chart(series: Sequence[Sequence[float]], label: str) -> Markup:
     x = lambda i: LEFT + (WIDTH - LEFT - RIGHT) * (i / max(n - 1, 1))  # noqa: E731
     y = lambda v: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (v - low) / (high - low)  # noqa: E731
     parts = []
-    for k in range(5):
-        v = low + (high - low) * k / 4
+    for v in choose_round_marks(low, high):
         parts.append(
             Markup(
                 '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>'
                 '<text x="{}" y="{:.1f}" text-anchor="end">{}</text>'
-            ).format(LEFT, WIDTH - RIGHT, y(v), y(v), LEFT - 5, y(v) + 3.5, f"{v:.3g}")
+            ).format(LEFT, WIDTH - RIGHT, y(v), y(v), LEFT - 5, y(v) + 3.5, f"{v:g}")
         )
     for i in sorted({0, (n - 1) // 2, n - 1}):
         parts.append(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
 
-def make_page_environment() -> Environment:
-    """The environment of the templates: everything escaped, a name that is not there an error instead of a hole in the
-    page, with the filters ``sub`` and ``wbr``."""
+def make_page_environment(undefined: type[Undefined] = StrictUndefined) -> Environment:
+    """The environment of the templates: everything escaped, with the filters ``sub`` and ``wbr``.
+
+    Args:
+        undefined: What a name is that nothing is known of: an error, unless the page says otherwise.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=undefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )

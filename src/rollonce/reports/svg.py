@@ -19,6 +19,7 @@ from rollonce.scoring import Estimate
 
 _MARKS_BELOW = (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 _MARKS_ABOVE = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 10.0, 20.0, 50.0, 100.0)
+_LEAST_GAP = 0.13  # between two marks, of the axis; their text needs it on a phone
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 34, 8, 10, 34
 
@@ -54,19 +55,18 @@ def make_ratio_scale(ratios: Sequence[Estimate], low: float = 0.5, high: float =
     values = [r.value for r in ratios if math.isfinite(r.value) and r.value > 0]
     ends = [min(max(v, low), high) for r in ratios for v in r if math.isfinite(v) and v > 0]
     left, right = min([0.95, *values, *ends]), max([1.05, *values, *ends])
-    # Room for a mark on the short side, and for its text beside that of 1.
-    least = 0.15 * math.log(right / left)
-    left, right = min(left, math.exp(-least)) * 0.98, max(right, math.exp(least)) * 1.02
-    apart = 0.13 * math.log(right / left)
+    left, right = left * 0.98, right * 1.02
+    for _ in range(3):  # room on the short side for a mark whose text has room beside that of 1; that widens the scale
+        apart = _LEAST_GAP * math.log(right / left)
+        left = min(left, 0.98 * next((v for v in _MARKS_BELOW if -math.log(v) >= apart), 1.0))
+        right = max(right, 1.02 * next((v for v in _MARKS_ABOVE if math.log(v) >= apart), 1.0))
+    apart = _LEAST_GAP * math.log(right / left)
     marks = [1.0]
-    for side, fine_to_coarse in ((left, _MARKS_BELOW), (right, _MARKS_ABOVE)):
+    for fine_to_coarse in (_MARKS_BELOW, _MARKS_ABOVE):
         inside = [v for v in fine_to_coarse if left <= v <= right]
-        if not inside:
-            inside = [side * 1.02 if side < 1 else side / 1.02]
         kept = 1.0
-        farthest = inside[-1]
         for v in inside:
-            if abs(math.log(v / kept)) >= apart and (v == farthest or abs(math.log(v / farthest)) >= apart):
+            if abs(math.log(v / kept)) >= apart and (v == inside[-1] or abs(math.log(v / inside[-1])) >= apart):
                 marks.append(v)
                 kept = v
     return Scale(left, right, tuple(sorted(marks)), log=True)

@@ -24,9 +24,8 @@ from rollonce.scoring.step_prediction import StepPrediction, StepPredictor, expo
 
 CURVE_SIZES = (8, 16, 32, 64, 128)
 NO_LOG_PROBS = (
-    "B_eff counts squared errors of rewards, every rollout alike; what a training step feels depends on gradients too. "
-    "These rollouts carry no log-probabilities to predict that from: log their sum for each rollout as log_prob "
-    "(`rollonce collect` does), or measure it with `rollonce noise`."
+    "These rollouts carry no log-probabilities, from which the progress of a step would be predicted: log their sum "
+    "for each rollout as log_prob (`rollonce collect` does)."
 )
 
 
