@@ -309,9 +309,12 @@ class Rollouts:
 
     @property
     def means_N(self) -> FloatArray:
-        """Mean reward of each task's group (N,)."""
+        """Mean reward of each task's group (N,); between its least and its largest, which rounding alone may leave."""
         if "means" not in self._memo:
-            self._memo["means"] = np.add.reduceat(self.rewards_R, self.offsets_N1[:-1]) / self.group_sizes_N
+            first, rewards = self.offsets_N1[:-1], self.rewards_R
+            means = np.add.reduceat(rewards, first) / self.group_sizes_N
+            low, high = np.minimum.reduceat(rewards, first), np.maximum.reduceat(rewards, first)
+            self._memo["means"] = np.clip(means, low, high)
         return self._memo["means"]
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -355,3 +357,18 @@ def test_worth_a_table_counts_over_calls(monkeypatch):
         last = baseline.compute_weight_blocks(table.tasks, columns, 8, visible, np.zeros(8, np.int64))
     assert 0 < len(calls) < 20
     np.testing.assert_allclose(first, last, atol=1e-12)
+
+
+@pytest.mark.parametrize("reward", [0.1, 1.0, 1e6 / 3])
+def test_an_error_that_is_rounding_alone_is_none(reward: float) -> None:
+    """All rewards equal: whatever averages rewards errs not at all (0.1 + 0.1 + 0.1 is no 0.3, in float64), and has
+    nothing to be compared by; without a baseline the error is r^2, with a constant of 0.5 it is (r - 0.5)^2."""
+    table = Rollouts.from_groups([[reward] * 3] * 30, [f"task {n} {'x' * n}" for n in range(30)])
+    board = score_rollouts(table, batch_size=8, window=8, n_batches=20, resamples=5)
+    assert (board.moments.s2.value, board.moments.tau2.value) == (0.0, 0.0)
+    assert math.isnan(board.moments.snr.value)
+    really = {"REINFORCE without a baseline": reward**2, "constant 0.5": (reward - 0.5) ** 2}
+    assert len(board.scores) > 15
+    for score in board.scores:
+        assert score.mse == pytest.approx(really.get(score.label, 0.0), rel=1e-12, abs=0.0), score.label
+        assert math.isfinite(score.ratio.value) == (score.label in really), score.label

@@ -35,11 +35,14 @@ from rollonce.scoring.intervals import (
     log_scale_interval,
     student_t_quantile,
 )
-from rollonce.scoring.moments import Estimate, variance_of_task_means
+from rollonce.scoring.moments import Estimate, variance_of_means, variance_of_task_means
 from rollonce.scoring.paired import PairedErrors, compare_paired_errors, known_means_of_last_axis, mean_of_known_values
 from rollonce.scoring.recipe import drawn_baselines, recipe_squared_errors
 from rollonce.scoring.repeats import errors_needing_repeats
 from rollonce.scoring.score import Score
+
+_ROUNDING = 1e-12
+"""What sums of a batch's rewards, weighted or solved for, are off by in float64, relative to the largest reward."""
 
 
 @dataclass
@@ -89,7 +92,9 @@ class Scorer:
         # Without repeats nothing can be subtracted: then errors are E[A^2] itself, and only ratios can be told.
         self.noise_N = variance_of_task_means(table) if self.has_repeats else np.zeros(table.n_tasks)
         self.tau2 = (
-            float(table.means_N.var(ddof=1) - variance_of_task_means(table).mean()) if self.has_repeats else np.nan
+            variance_of_means(table.means_N) - float(variance_of_task_means(table).mean())
+            if self.has_repeats
+            else np.nan
         )
         self.is_target_N = np.ones(table.n_tasks, dtype=bool)
         if self.targets is not None:
@@ -156,8 +161,13 @@ class Scorer:
         else:
             rng = np.random.default_rng([self.seed, 3])
             e = recipe_squared_errors(baseline, table, columns_KM, n_rows, self.ages_with_window(window), rng)
-        e = e - self.noise_N[rows_KB]
+        e = self._errors_beyond_rounding(e - self.noise_N[rows_KB])
         return e if self.targets is None else np.where(self.is_target_N[rows_KB], e, np.nan)
+
+    def _errors_beyond_rounding(self, errors: FloatArray) -> FloatArray:
+        """The squared errors, 0 where they are no more than the float rounding of a weighted mean of such rewards."""
+        size = _ROUNDING * float(np.abs(self.rollouts.rewards_R).max())
+        return np.where(np.abs(errors) <= size**2, 0.0, errors)
 
     def score_baseline(self, baseline: Baseline | CrossFitted, label: str | None = None) -> Score:
         """The score of one baseline, fitted already.
@@ -311,6 +321,7 @@ class Scorer:
     def _score_what_needs_repeats(self, baseline: Baseline, label: str) -> Score:
         n = self.n_tasks
         mse_N, method, needs = errors_needing_repeats(baseline, self.rollouts)
+        mse_N = self._errors_beyond_rounding(mse_N)
         known = np.isfinite(mse_N) & self.is_target_N
         e_loo = self.unbiased_squared_errors(LeaveOneOut(), self.draw_common_batches(0), 0)
         mse = float(mse_N[known].mean()) if known.any() else np.nan

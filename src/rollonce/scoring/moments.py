@@ -28,7 +28,7 @@ class Moments(NamedTuple):
         s2: Mean within-task reward variance (ddof=1, over tasks with at least two rollouts); NaN if there is none.
         tau2: Variance over tasks of the true mean reward, ``var(task means, ddof=1) - mean(s2_x / G_x)``; may be below
             0 by noise.
-        snr: Difficulty SNR ``tau2 / s2``; infinite for ``s2 = 0``.
+        snr: Difficulty SNR ``tau2 / s2``; infinite for ``s2 = 0``, NaN where ``tau2`` is 0 as well.
         mean: Mean reward over tasks.
         n_tasks, n_rollouts: N and R.
         group_sizes: Smallest and largest G.
@@ -56,6 +56,11 @@ def variance_of_task_means(rollouts: Rollouts) -> FloatArray:
     return np.where(known, s2_N, pooled) / rollouts.group_sizes_N
 
 
+def variance_of_means(means: FloatArray) -> float:
+    """Their variance (ddof=1); exactly 0 where they are equal, which numpy's own mean of them need not be."""
+    return float(means.var(ddof=1)) if np.ptp(means) > 0 else 0.0
+
+
 def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Moments:
     """s2, tau2, SNR and the mean with 95% bootstrap intervals over tasks (percentile, N / (N - 1) corrected).
 
@@ -71,8 +76,8 @@ def moments(rollouts: Rollouts, *, resamples: int = 1000, seed: int = 0) -> Mome
     def moments_of_tasks(index: np.ndarray) -> tuple[float, float, float, float]:
         s2_i = s2_N[index][known[index]]
         s2 = float(s2_i.mean()) if len(s2_i) else np.nan
-        tau2 = float(means[index].var(ddof=1) - noise[index].mean()) if len(index) > 1 else np.nan
-        snr = tau2 / s2 if s2 > 0 else (np.inf if s2 == 0 else np.nan)
+        tau2 = variance_of_means(means[index]) - float(noise[index].mean()) if len(index) > 1 else np.nan
+        snr = tau2 / s2 if s2 > 0 else (np.inf if s2 == 0 and tau2 > 0 else np.nan)
         return s2, tau2, snr, float(means[index].mean())
 
     point = moments_of_tasks(np.arange(n))
