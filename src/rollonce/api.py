@@ -38,8 +38,8 @@ def read(source: Any, *, name: str | None = None, **options: Unpack[ReadOptions]
 
     Args:
         source: Files, directories or globs (one or several, `read_rollouts`); the name of a set that comes with
-            rollonce; or rows in memory, one rollout each: a data frame of pandas or polars, an Arrow table, a dataset
-            of the hub, a list of dictionaries.
+            rollonce; or rows in memory, one rollout each: a data frame of pandas or polars, an Arrow table or whatever
+            has Arrow's C stream (DuckDB), a dataset of the hub, a list of dictionaries.
         name: What to call the set.
         **options: As `read_rollouts` has them: ``prompt_key``, ``reward_key``, ``columns`` ...
 

@@ -76,7 +76,8 @@ Examples:
       Your own rollouts: a table here, and one page to pass on.
 
 rollonce VERB --help has the options and examples of each, with --json for
-output that programs read. Exit codes: 0 done, 1 a check failed, 2 bad input.
+output that programs read. Exit codes: 0 done, 1 a check failed, 2 bad input,
+130 stopped by Ctrl-C.
 Completion: rollonce --print-completion bash > FILE; source FILE   (zsh, too)
 """
 

@@ -215,6 +215,29 @@ def test_ctrl_c_is_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_ctrl_c_ends_following_with_the_ranking_and_the_decision(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", [r | {"step": s} for s in range(4) for r in rows(8, 1)])
+    child = subprocess.Popen(
+        [*PROGRAM, "watch", str(log), "--follow", "--poll", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    for step in (1, 2, 3):  # a line for each that was scored; the fourth may go on
+        assert child.stdout.readline().startswith(f"step {step}: ")
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=600)
+    assert child.returncode == 0, err
+    assert "following" in err
+    assert "Traceback" not in err
+    said = " ".join(out.split())
+    assert "3 steps, 24 rollouts" in said
+    assert "Left out: the last 8 of 32 rollouts, of a step still being written." in said
+    assert "Is one rollout per task enough here? " in said
+    assert out.splitlines()[-1].startswith("Next: ")
+
+
 def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", rows())
     read_end, write_end = os.pipe()

@@ -70,6 +70,11 @@ def test_mistakes_are_named_with_their_place(change, words):
         validate_section(ExperimentConfig, {**MINIMAL, **change}, "my.toml")
 
 
+def test_what_is_missing_is_named_alone():
+    with pytest.raises(InputError, match=r"^my\.toml: arms: is missing$"):
+        validate_section(ExperimentConfig, {"train": {"steps": 3}}, "my.toml")
+
+
 def test_an_arm_s_own_loss_keys_are_checked_too():
     config = validate_section(ExperimentConfig, {"arms": {"a": {"baseline": "loo", "loss": {"clipp": 0.2}}}})
     with pytest.raises(InputError, match=r"arm 'a', loss.*clipp.*did you mean 'clip'"):

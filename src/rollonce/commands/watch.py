@@ -141,10 +141,10 @@ def _sentences_on_left_out(args: Args, n_rows: int, steps: Sequence[Batch], scor
     notes = []
     in_steps = sum(map(len, steps))
     if in_steps < n_rows:
-        notes.append(
-            f"Left out: the last {n_rows - in_steps} of {n_rows} rollouts, which make no whole step of "
-            f"{args.batch_size or 32} (--batch-size)."
-        )
+        rest, size = n_rows - in_steps, args.batch_size or 32
+        cut_by_size = rest < size and all(len(step) == size for step in steps)  # else the log has steps of its own
+        why = f"which make no whole step of {size} (--batch-size)" if cut_by_size else "of a step still being written"
+        notes.append(f"Left out: the last {rest} of {n_rows} rollouts, {why}.")
     if scores[0].steps < len(steps):
         notes.append(
             f"Left out: {len(steps) - scores[0].steps} of {len(steps)} steps, in which all rollouts were of one task."

@@ -101,7 +101,7 @@ def make_learning_curve(
 def first_reach_of_level(x_E: FloatArray, levels_E: FloatArray, level: float) -> tuple[float, bool]:
     """Where a curve first reaches a level, and True; or where it ends, and False.
 
-    >>> tuple(map(float, first_reach_of_level(np.array([0.0, 100.0]), np.array([0.2, 0.4]), 0.25)))
+    >>> first_reach_of_level(np.array([0.0, 100.0]), np.array([0.25, 0.75]), 0.375)
     (25.0, True)
     """
     above = np.flatnonzero(levels_E >= level)

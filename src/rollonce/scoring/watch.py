@@ -147,19 +147,20 @@ class GrowingWatcher:
         return len(self._first_place)
 
     def score_next_step(self, batch: Batch) -> None:
-        """Score one more step."""
-        self.steps.append(batch)
+        """Score one more step. Where that is interrupted, everything stands as it did before the step."""
         for i, prompt in enumerate(batch.tasks.prompts):
             self._first_place.setdefault(prompt, (batch, i))
         if self._watcher is not None and self.n_distinct_prompts < 2 * self._fitted_on:
             self._watcher.score_next_step(batch)
-            return
-        self._fitted_on, places = self.n_distinct_prompts, self._first_place.values()
-        columns = {name: [b.tasks.column(name)[i] for b, i in places] for name in batch.tasks.column_names}
-        tasks = Tasks(list(self._first_place), None, columns)
-        self._watcher = Watcher(self.fitted_baselines(tasks), self.exponent)
-        for old in self.steps:
-            self._watcher.score_next_step(old)
+        else:
+            places = self._first_place.values()
+            columns = {name: [b.tasks.column(name)[i] for b, i in places] for name in batch.tasks.column_names}
+            tasks = Tasks(list(self._first_place), None, columns)
+            watcher = Watcher(self.fitted_baselines(tasks), self.exponent)
+            for step in (*self.steps, batch):
+                watcher.score_next_step(step)
+            self._watcher, self._fitted_on = watcher, len(tasks)
+        self.steps.append(batch)
 
     def rank_scores_so_far(self) -> list[WatchScore]:
         """As `Watcher.rank_scores_so_far`."""

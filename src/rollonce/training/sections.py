@@ -39,6 +39,8 @@ def validate_section(model: type[S], data: Any, where: str | Path = "the configu
             message = e["msg"].removeprefix("Value error, ")
             if e["type"] == "extra_forbidden":
                 message = f"no such key{_suggest_near_key(model, e['loc'])}"
+            elif e["type"] == "missing":
+                message = "is missing"
             elif e["type"] != "value_error":
                 message = f"{message[0].lower()}{message[1:]}, not {e['input']!r}"
             lines.append(f"{key}: {message}" if key else message)
