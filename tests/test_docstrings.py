@@ -16,7 +16,6 @@ WITH_EXAMPLES = sorted(
     for path in ROOT.rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")
 )
-assert len(WITH_EXAMPLES) > 40
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
