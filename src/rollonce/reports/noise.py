@@ -72,7 +72,7 @@ def print_noise_report(
         )
     )
     console.print()
-    console.print(_make_noise_table(console, r.rows, lagged.noise if lagged else None))
+    console.print(make_noise_table(console, r.rows, lagged.noise if lagged else None))
     if any(row.scored_as for row in r.rows):
         console.print(Text("* counts its own reward; measured as its leave-one-out twin", style="dim"))
     console.print(
@@ -154,7 +154,7 @@ def describe_lag_effects(lag: Lag, ratio: OnPolicy) -> list[str]:
     ]
 
 
-def _make_noise_table(console: Console, rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
+def make_noise_table(console: Console, rows: Sequence[NoiseRow], lagged: NoiseReport | None) -> Table:
     """A line per baseline; where there is little room short labels, and no columns that explain the others."""
     all_columns = console.width >= _WIDTH_OF_ALL_COLUMNS
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
