@@ -12,6 +12,9 @@ pytest.importorskip("reasoning_gym")
 
 from rollonce.baselines import NoBaseline, family_mean_baseline  # noqa: E402
 from rollonce.cli import main  # noqa: E402
+from rollonce.errors import InputError  # noqa: E402
+from rollonce.noise.session import MeasurementSettings, measure_policy  # noqa: E402
+from rollonce.tasks import load_tasks  # noqa: E402
 
 SMALL = ["noise", "--n-tasks", "16", "-G", "3", "-B", "4", "--window", "8", "--batches", "200"]
 SMALL += ["--replications", "4", "--coordinates", "2000"]
@@ -21,7 +24,6 @@ SMALL += ["--replications", "4", "--coordinates", "2000"]
 def files(tmp_path_factory):
     """A saved baseline, and the embedded policy with its weights moved a little."""
     from rollonce.policies import load_embedded
-    from rollonce.tasks import load_tasks
 
     folder = tmp_path_factory.mktemp("noise")
     tasks = load_tasks("embedded", train=0, holdout=16, test=0).holdout
@@ -179,6 +181,14 @@ def test_bad_options_are_a_sentence(argv, says, capsys):
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
+
+
+def test_too_few_tasks_are_said_before_anything_is_sampled():
+    """A task file whose split is small: found out after minutes of gradients, once."""
+    tasks = load_tasks("embedded", train=0, holdout=20, test=0).holdout
+    settings = MeasurementSettings(rollouts=2, batch_size=16)
+    with pytest.raises(InputError, match=r"at least 48 tasks .* not 20"):
+        measure_policy(None, tasks, settings)  # no policy is asked for anything
 
 
 def test_rewards_all_alike_are_a_sentence(tmp_path, capsys):

@@ -90,6 +90,19 @@ class ProgressReport(NamedTuple):
     notes: list[str]
 
 
+def refuse_too_few_tasks(n_tasks: int, batch_size: int) -> None:
+    """Whoever is about to sample for `measure_progress` asks this first.
+
+    Raises:
+        InputError: fewer than three batches of tasks.
+    """
+    if n_tasks < 3 * batch_size:
+        raise InputError(
+            f"progress at batches of {batch_size} needs at least {3 * batch_size} tasks (batches come from one half of "
+            f"them, the true gradient from the other), not {n_tasks}: sample more, or lower --batch-size"
+        )
+
+
 def measure_progress(
     rollouts: Rollouts,
     gradients: GradientSample,
@@ -127,11 +140,7 @@ def measure_progress(
     group_sizes = np.unique(rollouts.group_sizes_N)
     if len(group_sizes) != 1:
         raise InputError(f"progress needs the same number of rollouts of every task, not {group_sizes.tolist()}")
-    if n < 3 * b:
-        raise InputError(
-            f"progress at batches of {b} needs at least {3 * b} tasks (batches come from one half of them, the true "
-            f"gradient from the other), not {n}: sample more, or lower --batch-size"
-        )
+    refuse_too_few_tasks(n, b)
     if replications < 4 or replications % 2 or halves < 2 or steps < 1:
         raise InputError("replications must be an even number of at least 4, halves at least 2 and steps at least 1")
     chosen = [Contender(LOO, LeaveOneOut()), *(c for c in contenders if c.label != LOO)]

@@ -16,7 +16,7 @@ from rollonce.noise.exponent import SurprisalExponent, adam_squared_norms, fit_s
 from rollonce.noise.gradients import Aggregation, Metric, ScoreGradients, score_gradients
 from rollonce.noise.measure import measure_gradient_noise, noise_baselines, with_joint_column
 from rollonce.noise.optimizers import OptimizerSettings
-from rollonce.noise.progress import NoDirectionError, ProgressReport, measure_progress
+from rollonce.noise.progress import NoDirectionError, ProgressReport, measure_progress, refuse_too_few_tasks
 from rollonce.noise.report import NoiseReport
 from rollonce.noise.streams import Contender
 from rollonce.rollouts import Rollouts
@@ -108,6 +108,11 @@ def measure_policy(
     s = settings
     named = [name for name in s.arms if name != TOKEN_CRITIC_ARM]
     extra = [(name, named_baseline(name)) for name in named]
+    if sampler is None:  # before anything is sampled: gradients take minutes
+        refuse_too_few_tasks(len(tasks), s.batch_size)
+        for name, baseline in extra:
+            if baseline.tags.needs_repeats:
+                raise InputError(f"--arm {name} needs tasks that come again, and here every batch has other tasks")
     every = [task for task in tasks for _ in range(s.rollouts)]
     tell("sampling", "", 0, 1)
     samples = (sampler or policy).sample(
@@ -149,9 +154,7 @@ def measure_policy(
     if sampler is not None:
         return Measurement(table, gradients, noise, None, [], failures)
     contenders = default_contenders(table, usual, s.batch_size)
-    for name, baseline in extra:
-        if baseline.tags.needs_repeats:
-            raise InputError(f"--arm {name} needs tasks that come again, and here every batch has other tasks")
+    for _, baseline in extra:
         if baseline.tags.needs_groups:
             size = min(8, s.rollouts, s.batch_size // 2)
             contenders.append(Contender(f"{baseline.label}, groups of {size}", baseline, group_size=size))
