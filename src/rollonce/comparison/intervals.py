@@ -288,20 +288,11 @@ def probability_of_improvement(first_S: FloatArray, second_S: FloatArray) -> Est
         variance = theta * (1 - theta) / size * (1 + star * ((1 - theta) / (2 - theta) + theta / (1 + theta)))
         return float((wins - theta) ** 2 - z2 * variance)
 
-    low = (
-        0.0
-        if wins == 0
-        else float(optimize.brentq(score_test_excess, 0.0, wins - 1e-12))
-        if score_test_excess(0.0) > 0
-        else 0.0
-    )  # type: ignore[arg-type]
-    high = (
-        1.0
-        if wins == 1
-        else float(optimize.brentq(score_test_excess, wins + 1e-12, 1.0))
-        if score_test_excess(1.0) > 0
-        else 1.0
-    )  # type: ignore[arg-type]
+    def root_between(start: float, end: float) -> float:
+        return float(optimize.brentq(score_test_excess, start, end))  # type: ignore[arg-type]
+
+    low = root_between(0.0, wins - 1e-12) if wins > 0 and score_test_excess(0.0) > 0 else 0.0
+    high = root_between(wins + 1e-12, 1.0) if wins < 1 and score_test_excess(1.0) > 0 else 1.0
     return Estimate(wins, low, high)
 
 
