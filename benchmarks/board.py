@@ -45,6 +45,7 @@ def child(what: str) -> None:
         from rollonce.boards import make_baseline_board
     except ImportError:  # the code that it is measured against
         from rollonce.commands.boards import Settings  # pyright: ignore
+        from rollonce.commands.boards import score_table as make_baseline_board  # pyright: ignore
 
     if what[0].isdigit():
         table = synthetic(*map(int, what.split("x")))
