@@ -276,3 +276,14 @@ def test_the_inverse_by_halves_refuses_what_has_no_cholesky_factor():
     c[99, 99] = -1e-3
     with pytest.raises(np.linalg.LinAlgError):
         inverse_and_logdet(c)
+
+
+def test_shares_that_leave_the_covariance_indefinite_are_turned_back_from():
+    """Pairs of equal rewards under a kernel with the eigenvalues 2.5 and -0.5: the evidence rises with the kernel's
+    share until the covariance stops being positive definite, at pi * 0.5 = 1 - pi, so at two thirds."""
+    pair_of_n = np.repeat(np.arange(40), 2)
+    kernel_nn = np.eye(80) + 1.5 * ((pair_of_n[:, None] == pair_of_n[None, :]) & ~np.eye(80, dtype=bool))
+    y_n = np.random.default_rng(0).normal(size=40)[pair_of_n]
+    share, noise = fit_variance_shares(kernel_nn[None], (y_n - y_n.mean()) / y_n.std(), 0.0, 0.0)
+    assert 0.5 < share < 2 / 3 + 1e-5
+    assert share + noise == pytest.approx(1)

@@ -80,7 +80,7 @@ def minimise_with_bfgs(
     """BFGS with backtracking, for a handful of parameters.
 
     Args:
-        f: Value and gradient.
+        f: Value and gradient; a value that is not finite is a step too long, and a shorter one is tried.
         x: Where to start.
         iterations: At most this many; it also stops where the gradient's largest entry or the gain falls below
             ``tolerance`` (or a hundredth of it): of a log likelihood, so that is plenty.
@@ -119,14 +119,22 @@ def fit_variance_shares(
 ) -> FloatArray:
     """The shares ``pi`` (K + 1,), noise last, that explain the rewards best.
 
+    Where shares leave so little noise that the covariance is not positive definite any more (kernels are so up to
+    rounding only), they explain nothing, and the search turns back.
+
     Args:
         kernels_Knn: Covariances of the n tasks, each scaled to a mean variance of about 1 over tasks.
         y_n: One reward each, standardised.
         alpha, alpha_noise: Of the Dirichlet prior (its pseudo-counts less one).
     """
     prior = np.append(np.full(len(kernels_Knn), alpha), alpha_noise)
-    theta = minimise_with_bfgs(
-        lambda t: negative_log_evidence(t, kernels_Knn, y_n, prior), np.zeros(len(prior)), iterations
-    )
+
+    def evidence_or_infinity(theta_K1: FloatArray) -> tuple[float, FloatArray]:
+        try:
+            return negative_log_evidence(theta_K1, kernels_Knn, y_n, prior)
+        except np.linalg.LinAlgError:
+            return np.inf, np.zeros(len(prior))
+
+    theta = minimise_with_bfgs(evidence_or_infinity, np.zeros(len(prior)), iterations)
     e = np.exp(theta - theta.max())
     return e / e.sum()
