@@ -282,7 +282,7 @@ def test_a_report_of_what_lies_there(bucket, tmp_path: Path, capsys, monkeypatch
         ("s3://bucket/x", [], "--out s3://bucket/x is an object store"),
         ("s3://bucket/x", [], "give --ray as well"),
         ("nothing-known://x", ["--ray"], "nothing-known://x: cannot be used from computer"),
-        ("file:///tmp/x", ["--ray"], "file:///tmp/x: is a directory; give its path"),
+        ("file:///somewhere/x", ["--ray"], "file:///somewhere/x: is a directory; give its path"),
         ("gs://bucket/x", ["--ray"], "nstall gcsfs"),
         ("s3://no-such-bucket/x", ["--ray"], "s3://no-such-bucket/x: cannot be read from computer"),
     ],
