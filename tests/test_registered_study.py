@@ -1,20 +1,33 @@
-"""The arithmetic of studies/step/analyse.py, by hand."""
+"""The arithmetic of studies/step/analyse.py, follow_ups.py and run.py, by hand."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-SPEC = importlib.util.spec_from_file_location(
-    "analyse", Path(__file__).resolve().parents[1] / "studies" / "step" / "analyse.py"
-)
-assert SPEC is not None
-assert SPEC.loader is not None
-analyse = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(analyse)
+FOLDER = Path(__file__).resolve().parents[1] / "studies" / "step"
+
+
+def load_script(name: str) -> ModuleType:
+    """A script of the study as a module; one may import another, as when it is run."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+analyse = load_script("analyse")
+follow_ups = load_script("follow_ups")
+measurement = load_script("run")
 
 
 def test_holms_correction_by_hand():
@@ -42,3 +55,29 @@ def test_the_verdict_needs_controls_that_differ():
     between = primary | {"judged": {"norm_weighted_self_tuning": {"value": 1.1, "high": 2.0, "holm": 0.2}}}
     assert analyse.verdict(between) == "cannot tell"
     assert analyse.verdict(primary | {"control": {"value": 6.0, "p": 0.2}}).startswith("cannot tell: LOO at 64")
+
+
+def test_the_best_rate_is_that_of_the_training_reward_and_differences_are_paired(tmp_path):
+    """Accuracy rises with the rate here and the reward of the last steps falls: the lowest rate is the best."""
+    for arm, ahead in (("loo", 0.0), ("norm_weighted_loo", 0.1), ("none", 0.0)):
+        for k, rate in enumerate(follow_ups.RATES):
+            for seed in (1, 2, 3):
+                run = tmp_path / "follow_up_rates" / "runs" / f"{arm}@{rate}" / f"seed{seed}"
+                (run / "evaluations").mkdir(parents=True)
+                (run / "result.json").write_text("{}")
+                right = [1.0] * round(10 * (0.2 + 0.1 * k + ahead) + seed) + [0.0] * 20
+                rows = [{"reward": r, "split": "test", "mode": "sampled"} for r in right[:20]]
+                (run / "evaluations" / "step_000002.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+                (run / "metrics.jsonl").write_text(json.dumps({"reward": 0.5 - 0.1 * k}) + "\n")
+    rates = follow_ups.analyse(tmp_path)["rates"]
+    for rate in follow_ups.RATES:  # one more of twenty right in every seed: 5 points, without spread
+        difference = rates["differences"][f"norm_weighted_loo@{rate}"]
+        assert [difference[key] for key in ("value", "low", "high")] == pytest.approx([5.0, 5.0, 5.0])
+    (best, _) = rates["at_their_best_rates"]
+    assert best == f"norm_weighted_loo@{follow_ups.RATES[0]}"
+    assert rates["at_their_best_rates"][best]["against"] == f"loo@{follow_ups.RATES[0]}"
+
+
+def test_the_share_of_what_was_measured_that_is_not_noise():
+    assert measurement._reliability(np.array([0.0, 2.0, 4.0]), np.array([1.0, 1.0, 1.0])) == pytest.approx(0.75)
+    assert measurement._reliability(np.array([0.0, 0.1]), np.array([1.0, 1.0])) == 0.0

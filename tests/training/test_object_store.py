@@ -23,8 +23,10 @@ pytest.importorskip("moto.server")
 
 from rollonce import cli
 from rollonce.errors import InputError
-from rollonce.training import files, object_store
-from rollonce.training.object_store import ObjectStore, train_in_object_store, write_store_token
+from rollonce.training import files
+from rollonce.training.object_store import ObjectStore
+from rollonce.training.run_owner import RunOwner, record_name
+from rollonce.training.stored_runs import train_in_object_store, write_store_token
 from rollonce.training.worker import get_process_runner
 
 RUN = "runs/arm/seed0"
@@ -107,7 +109,7 @@ def test_a_killed_run_goes_on_from_the_store_in_another_directory(bucket, tmp_pa
     event = train_there(url, on_step=lambda record: steps.append(record["step"]))
     assert (event["event"], event["result"]["steps"], steps) == ("end", 6, [5, 6])
     assert left_there(url, tmp_path / "fetched") == in_one_process
-    assert store.read_file(object_store._record_name(2)) == b"{}"  # free for any computer at once
+    assert store.read_file(record_name(2)) == b"{}"  # free for any computer at once
     assert train_there(url)["result"]["steps"] == 6  # it has ended, and is as it was
     assert left_there(url, tmp_path / "again") == in_one_process
 
@@ -169,7 +171,7 @@ def test_one_of_many_that_try_becomes_the_owner(bucket) -> None:
 
 def other_computer(number: int, renewals: int = 0) -> tuple[str, bytes]:
     record = {"computer": "node7 another-boot", "process": ["", 1], "key": "k", "renewals": renewals}
-    return f"{RUN}/{object_store._record_name(number)}", json.dumps(record).encode()
+    return f"{RUN}/{record_name(number)}", json.dumps(record).encode()
 
 
 def test_two_computers_and_one_run(bucket, monkeypatch) -> None:
@@ -206,20 +208,20 @@ def test_a_run_that_was_taken_over_puts_nothing_more(bucket) -> None:
     event = train_there(bucket, on_step=take_over_at_3)
     assert event["message"] == f"{bucket}/{RUN}: another computer has taken this run over; this one has ended it"
     assert count_steps(bucket) == 2
-    assert store.read_file(f"{RUN}/{object_store._record_name(2)}") == other_computer(2)[1]
+    assert store.read_file(f"{RUN}/{record_name(2)}") == other_computer(2)[1]
 
 
 def test_a_record_is_renewed_and_a_loss_stops_the_run(bucket, monkeypatch) -> None:
     monkeypatch.setattr(files, "LEASE_SECONDS", 0.6)
     store, stop, over = ObjectStore(f"{bucket}/{RUN}"), threading.Event(), threading.Event()
-    owner = object_store._Owner(store)
+    owner = RunOwner(store)
     owner.become_owner(0)
     renewing = threading.Thread(target=owner.keep_record_renewed, args=(over, stop))
     renewing.start()
-    while json.loads(store.read_file(object_store._record_name(1)) or b"{}")["renewals"] < 2:
+    while json.loads(store.read_file(record_name(1)) or b"{}")["renewals"] < 2:
         time.sleep(0.05)
     assert not stop.is_set()
-    store.write_file(object_store._record_name(2), b"{}")
+    store.write_file(record_name(2), b"{}")
     renewing.join()
     assert stop.is_set()
 

@@ -75,7 +75,8 @@ def run(args: Args) -> int:
     from rollonce.training.compare import compare_in_processes
     from rollonce.training.comparison_runs import Progress, check_comparison_start
     from rollonce.training.cost import Pace
-    from rollonce.training.object_store import is_store_url, open_comparison_directory
+    from rollonce.training.object_store import is_store_url
+    from rollonce.training.stored_runs import open_comparison_directory
 
     changes = {
         "seeds": args.seeds or config.compare.seeds,

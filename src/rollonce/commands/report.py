@@ -68,7 +68,8 @@ def run(args: Args) -> int:
     """
     from rollonce.comparison import ComparisonSettings, analyse_comparison, load_finished_runs
     from rollonce.files import check_files_writable, write_whole_file
-    from rollonce.training.object_store import is_store_url, open_finished_runs, open_output_file
+    from rollonce.training.object_store import is_store_url
+    from rollonce.training.stored_runs import open_finished_runs, open_output_file
 
     if not args.directory:
         raise InputError("no DIR given; name the directory that `rollonce compare` wrote")

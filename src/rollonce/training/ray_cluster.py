@@ -1,7 +1,7 @@
 """The runs of a comparison as tasks of a Ray cluster: Ray says which node a run is on, and starts it again on another
 when its node dies.
 
-A run's directory lies where every node sees it, or in an object store (`rollonce.training.object_store`), and it goes
+A run's directory lies where every node sees it, or in an object store (`rollonce.training.stored_runs`), and it goes
 on from its checkpoint there, to the same numbers. Nothing is scheduled here.
 """
 
@@ -18,7 +18,8 @@ from rollonce.ray_nodes import connect_to_ray_cluster, describe_ray_error, make_
 from rollonce.run_directory import INTERRUPTED, path_of_run_folder
 from rollonce.training.comparison_runs import ComparisonOutcome, Progress, prepare_comparison
 from rollonce.training.config import ExperimentConfig, RunConfig
-from rollonce.training.object_store import is_store_url, open_comparison_directory, write_store_token
+from rollonce.training.object_store import is_store_url
+from rollonce.training.stored_runs import open_comparison_directory, write_store_token
 
 TIMES_STARTED_AGAIN = 10
 """How often Ray starts a run again whose node or process died."""
@@ -142,7 +143,7 @@ def _make_node_runner(board: Any, place: _Place) -> Callable[[dict[str, Any], st
         if (reason := check()) is not None:
             return {"event": "error", "message": reason}
         from rollonce.training.files import LEASE_SECONDS
-        from rollonce.training.object_store import train_in_object_store
+        from rollonce.training.stored_runs import train_in_object_store
         from rollonce.training.worker import get_process_runner
 
         stop = threading.Event()
