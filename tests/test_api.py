@@ -72,6 +72,11 @@ def test_rows_in_memory_make_the_table_of_their_file(kind, file):
     assert (table.n_tasks, table.name) == (24, "rollouts")
 
 
+def test_columns_may_be_decimals_as_well():
+    rows = [{"prompt": prompt, "reward": 1.0, "level": Decimal(level)} for prompt, level in (("a", "1.5"), ("b", "2"))]
+    assert ro.read(rows, columns=["level"]).tasks.column("level").tolist() == [1.5, 2.0]
+
+
 def test_rewards_may_be_decimals_as_databases_give_them(file):
     decimals = [row | {"reward": Decimal(f"{row['reward']:.2f}")} for row in ROWS]
     same(ro.read(decimals), ro.read(file))

@@ -282,8 +282,8 @@ def simulate_effective_batch_size(
     the same thing when they do not.)
 
     `rewards[x]` are task x's rewards, two rollouts or more each. `baseline(tasks, rewards)` gets the indices (V,) and
-    rewards (V,) of the visible rows, the batch first, and returns the `batch_size` baselines; `gs1_on` and `loo_on`
-    make such functions.
+    rewards (V,) of the visible rows, the batch first, and returns the `batch_size` baselines; `make_gs1_on_tasks` and
+    `make_loo_on_tasks` make such functions.
     """
     groups = [np.asarray(group, dtype=np.float64) for group in rewards]
     sizes = np.array([len(group) for group in groups])

@@ -78,7 +78,7 @@ def agreement(document: dict[str, Any], draws: int = 4000) -> dict[str, Any]:
     """Rank correlations of measured progress with the prediction and with B_eff, and the size of the prediction.
 
     Intervals: measured values are drawn anew from log-normal distributions with their own standard
-        errors.
+    errors.
     """
     rows = [
         r

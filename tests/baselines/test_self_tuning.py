@@ -287,3 +287,5 @@ def test_shares_that_leave_the_covariance_indefinite_are_turned_back_from():
     share, noise = fit_variance_shares(kernel_nn[None], (y_n - y_n.mean()) / y_n.std(), 0.0, 0.0)
     assert 0.5 < share < 2 / 3 + 1e-5
     assert share + noise == pytest.approx(1)
+    with pytest.raises(np.linalg.LinAlgError):  # at equal shares an eigenvalue of -0.25: no kernel at all
+        fit_variance_shares((kernel_nn + (kernel_nn == 1.5))[None], (y_n - y_n.mean()) / y_n.std(), 0.0, 0.0)

@@ -238,6 +238,23 @@ def test_ctrl_c_ends_following_with_the_ranking_and_the_decision(tmp_path: Path)
     assert out.splitlines()[-1].startswith("Next: ")
 
 
+def test_ctrl_c_far_from_the_end_does_not_blame_the_log(tmp_path: Path) -> None:
+    """300 whole steps, of which three are scored: the others are not "of a step still being written"."""
+    log = write(tmp_path / "log.jsonl", [r | {"step": s} for s in range(300) for r in rows(8, 1)])
+    child = subprocess.Popen(
+        [*PROGRAM, "watch", str(log), "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    for _ in range(3):
+        child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=600)
+    assert child.returncode == 0, err
+    said = " ".join(out.split())
+    assert "rollouts, not scored yet when following ended." in said
+    assert "still being written" not in said
+
+
 def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", rows())
     read_end, write_end = os.pipe()

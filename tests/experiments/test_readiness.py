@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from experiment_fakes import SEED_SPEC
 
+import rollonce
 from rollonce.cli import main
 from rollonce.errors import InputError
 from rollonce.experiments import readiness
@@ -83,6 +84,16 @@ def test_what_is_missing_stops_a_run_before_anything_is_recorded_as_spent(
         assert what in said
     records = [json.loads(line) for line in (tmp_path / "r/records.jsonl").read_text().splitlines()]
     assert [r["stage"] for r in records] == ["start"]
+
+
+def test_a_directory_under_home_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~/model``, as the run itself takes it."""
+    pytest.importorskip("transformers")
+    policies = Path(rollonce.__file__).parent / "policies"
+    (folder,) = {file.parent for file in policies.rglob("tokenizer.json")}
+    (tmp_path / "model").symlink_to(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(readiness._load_tokenizer_lightly("~/model")) == len(readiness._load_tokenizer_lightly(str(folder)))
 
 
 def test_no_renderer_is_chosen_silently() -> None:

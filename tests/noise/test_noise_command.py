@@ -191,6 +191,15 @@ def test_too_few_tasks_are_said_before_anything_is_sampled():
         measure_policy(None, tasks, settings)  # no policy is asked for anything
 
 
+def test_groups_that_no_batch_holds_are_said_before_anything_is_sampled():
+    """Batches of 7 are no two groups or more of 2 to 8; batches of 8 with 3 rollouts of a task are four of 2."""
+    tasks = load_tasks("embedded", train=0, holdout=24, test=0).holdout
+    with pytest.raises(InputError, match=r"--arms grpo needs groups, and with 3 rollouts .* a batch of 7"):
+        measure_policy(None, tasks, MeasurementSettings(rollouts=3, batch_size=7, arms=("grpo",)))
+    with pytest.raises(AttributeError):  # past the refusals: the policy that is not there is asked to sample
+        measure_policy(None, tasks, MeasurementSettings(rollouts=3, batch_size=8, arms=("grpo",)))
+
+
 def test_rewards_all_alike_are_a_sentence(tmp_path, capsys):
     path = tmp_path / "t.jsonl"
     lines = [{"prompt": f"What is {i} + {j}?", "reference": "never this"} for i in range(20) for j in range(10)]

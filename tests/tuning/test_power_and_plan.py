@@ -29,6 +29,11 @@ def test_normal_rule_by_hand():
     assert smallest_passing("normal", 100, 0.05, 0.0, 0.25) == pytest.approx(np.sqrt(0.25 * c / (1 + c)), rel=1e-6)
 
 
+def test_the_normal_rule_at_an_alpha_that_is_lost_beside_1():
+    """1 - alpha / 2 is 1 in float64; the quantile of the lower tail at 5e-18 is -8.5735."""
+    assert interval_half_width("normal", 100, 1e-17, 1.0) == pytest.approx(0.85735, abs=1e-4)
+
+
 def test_bernstein_by_hand():
     # n = 1000, V = 0.2, alpha = 0.05: sqrt(0.4 ln 80 / 1000) + 14 ln 80 / 2997
     assert interval_half_width("bernstein", 1000, 0.05, 0.2) == pytest.approx(0.041867 + 0.020470, abs=2e-6)

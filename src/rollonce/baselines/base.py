@@ -236,7 +236,8 @@ class LinearSmoother(Baseline):
     def smoothing_weights(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
-        """What a new smoother implements: its weights (K, B, M) before any shrinkage, arguments as `weight_blocks`."""
+        """What a new smoother implements: its weights (K, B, M) before any shrinkage, arguments as
+        `compute_weight_blocks`."""
 
     def compute_weight_blocks(
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
@@ -255,7 +256,8 @@ class LinearSmoother(Baseline):
         return self._shrink_towards_loo(w, visible_KBM, ages_M)
 
     def baselines_from_weights(self, w_KBM: FloatArray, rewards_KM: FloatArray) -> FloatArray:
-        """``W r`` (K, B) of many batches at once, from `weight_blocks` and the rewards of the columns (K, M)."""
+        """``W r`` (K, B) of many batches at once, from `compute_weight_blocks` and the rewards of the
+        columns (K, M)."""
         return np.einsum("kbm,km->kb", w_KBM, rewards_KM)
 
     def _shrink_towards_loo(self, w_KBM: FloatArray, visible_KBM: BoolArray, ages_M: IntArray) -> FloatArray:

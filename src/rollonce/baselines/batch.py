@@ -156,7 +156,7 @@ class History:
 
     @classmethod
     def from_json_state(cls, state: dict[str, Any]) -> History:
-        """From `to_state`, also of versions that knew no log-probabilities.
+        """From `to_json_state`, also of versions that knew no log-probabilities.
 
         Raises:
             InputError: if its parts are not of one length, or a number is not finite.

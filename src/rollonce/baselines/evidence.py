@@ -126,6 +126,9 @@ def fit_variance_shares(
         kernels_Knn: Covariances of the n tasks, each scaled to a mean variance of about 1 over tasks.
         y_n: One reward each, standardised.
         alpha, alpha_noise: Of the Dirichlet prior (its pseudo-counts less one).
+
+    Raises:
+        numpy.linalg.LinAlgError: at equal shares the covariance is not positive definite.
     """
     prior = np.append(np.full(len(kernels_Knn), alpha), alpha_noise)
 
@@ -133,6 +136,8 @@ def fit_variance_shares(
         try:
             return negative_log_evidence(theta_K1, kernels_Knn, y_n, prior)
         except np.linalg.LinAlgError:
+            if not theta_K1.any():  # what is no covariance at equal shares is no kernel
+                raise
             return np.inf, np.zeros(len(prior))
 
     theta = minimise_with_bfgs(evidence_or_infinity, np.zeros(len(prior)), iterations)

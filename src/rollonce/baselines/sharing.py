@@ -51,7 +51,7 @@ def fit_features_once(kernels: Sequence[Kernel], tasks: Tasks) -> list[bool]:
 
 
 def pool_equal_states(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with equal states of parts written once, under ``pool``; `unpool` undoes it."""
+    """The state with equal states of parts written once, under ``pool``; `restore_pooled_states` undoes it."""
     kept: dict[str, Any] = {}
 
     def pool_part_of_state(part: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def pool_equal_states(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_pooled_states(state: dict[str, Any]) -> dict[str, Any]:
-    """From `pool`; a state that was not pooled is given back as it is."""
+    """From `pool_equal_states`; a state that was not pooled is given back as it is."""
     kept = state.get("pool", {})
 
     def restore_part_of_state(part: dict[str, Any]) -> dict[str, Any]:

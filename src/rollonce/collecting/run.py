@@ -29,7 +29,7 @@ Tell = Callable[[Store, int], None]
 class Asker(Protocol):
     """What gives one rollout per call, with many calls at once: a server, or an environment that asks one.
 
-    ``prepare`` comes first and raises `InputError` if it cannot be asked at all; ``close`` comes last.
+    ``prepare_for_sampling`` comes first and raises `InputError` if it cannot be asked at all; ``close`` comes last.
     """
 
     retries: int

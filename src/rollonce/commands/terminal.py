@@ -49,7 +49,8 @@ def command_as_typed(verb: str, words: list[str] | None = None) -> str:
 class Bars:
     """Progress on stderr: bars in a terminal, once a second has gone by; elsewhere one line every ten seconds.
 
-    What was computed so far can stand above the bars (`show`); it goes with them at the end, when results are printed.
+    What was computed so far can stand above the bars (`show_above_bars`); it goes with them at the end, when results
+    are printed.
 
     >>> with Bars() as bars:
     ...     bars.report_progress("reading", "bytes", 5, 10)

@@ -107,7 +107,8 @@ def _replay_whole_log(args: Args) -> int:
     scores = watcher.rank_scores_so_far()
     if not scores:
         raise InputError(_sentence_on_no_steps(table.n_rollouts, table.n_tasks, args.batch_size), file=table.source)
-    notes = [*_sentences_on_left_out(args, table.n_rollouts, steps, scores), *unfitted]
+    n_open = None if table.steps_R is None else int((table.steps_R == table.steps_R[-1]).sum())
+    notes = [*_sentences_on_left_out(args, table.n_rollouts, n_open, steps, scores), *unfitted]
     if table.skipped:
         notes.append(f"{table.n_skipped} bad rows were skipped; the first: {table.skipped[0]}")
     decision = decide_on_log(scores, " ".join(args.log))
@@ -136,14 +137,21 @@ def _read_requested_exponent(args: Args) -> float | None:
     return read_surprisal_exponent(args.exponent) if args.exponent is not None else None
 
 
-def _sentences_on_left_out(args: Args, n_rows: int, steps: Sequence[Batch], scores: Sequence[WatchScore]) -> list[str]:
-    """What the ranking does not rest on, in sentences."""
+def _sentences_on_left_out(
+    args: Args, n_rows: int, n_open: int | None, steps: Sequence[Batch], scores: Sequence[WatchScore]
+) -> list[str]:
+    """What the ranking does not rest on, in sentences. ``n_open``: rows of the newest step of a log that has steps of
+    its own; None where it has none and is cut by --batch-size."""
     notes = []
     in_steps = sum(map(len, steps))
     if in_steps < n_rows:
         rest, size = n_rows - in_steps, args.batch_size or 32
-        cut_by_size = rest < size and all(len(step) == size for step in steps)  # else the log has steps of its own
-        why = f"which make no whole step of {size} (--batch-size)" if cut_by_size else "of a step still being written"
+        if n_open is None and rest < size:
+            why = f"which make no whole step of {size} (--batch-size)"
+        elif n_open is not None and rest <= n_open:
+            why = "of a step still being written"
+        else:
+            why = "not scored yet when following ended"
         notes.append(f"Left out: the last {rest} of {n_rows} rollouts, {why}.")
     if scores[0].steps < len(steps):
         notes.append(
@@ -195,15 +203,20 @@ def _follow_growing_log(args: Args) -> int:
     console = results_console()
     unfitted: list[str] = []
     n_rows = 0  # read so far; the newest may make no whole step yet
+    newest: tuple[int, int] | None = None  # the newest step of a log that has steps, and its rows
 
     def fit_watched_baselines(tasks: Tasks) -> list[Baseline]:
         baselines, unfitted[:] = _fitted_baselines(args, tasks)
         return baselines
 
     def count_passing_rows(blocks: Iterable[Rows]) -> Iterator[Rows]:
-        nonlocal n_rows
+        nonlocal n_rows, newest
         for rows in blocks:
             n_rows += len(rows.prompts)
+            if rows.steps_B is not None and len(rows.steps_B):
+                step, before = int(rows.steps_B[-1]), newest
+                n_of_step = int((rows.steps_B == step).sum())
+                newest = step, n_of_step + (before[1] if before is not None and before[0] == step else 0)
             yield rows
 
     growing = GrowingWatcher(fit_watched_baselines, _read_requested_exponent(args))
@@ -234,7 +247,9 @@ def _follow_growing_log(args: Args) -> int:
     if live is None and not args.json:
         console.print(make_watch_view(console, args.log[0], growing.rank_scores_so_far()))
     if not args.json:
-        for note in [*_sentences_on_left_out(args, n_rows, growing.steps, growing.rank_scores_so_far()), *unfitted]:
+        n_open = None if newest is None else newest[1]
+        scores = growing.rank_scores_so_far()
+        for note in [*_sentences_on_left_out(args, n_rows, n_open, growing.steps, scores), *unfitted]:
             console.print(f"Note: {note}", style="yellow", markup=False)
         print_decision(console, decide_on_log(growing.rank_scores_so_far(), args.log[0]))
     return 0

@@ -48,7 +48,8 @@ class Crossed(NamedTuple):
     """A mean over seeds and items.
 
     Attributes:
-        estimate: The value with its 95% interval; NaN bounds where nothing is known of the spread (see `unknown`).
+        estimate: The value with its 95% interval; NaN bounds where nothing is known of the spread (see
+            `why_no_interval`).
         se, df: Standard error and degrees of freedom.
         p: Two-sided p of "it is 0"; NaN without an interval.
         components: Where the uncertainty comes from.

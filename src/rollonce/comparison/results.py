@@ -18,7 +18,7 @@ class ComparisonSettings(NamedTuple):
 
     Attributes:
         reference: Arm to compare with; None: that of compare.json, or ``flashreinforce``, or the first.
-        pairing: ``auto``, ``seed`` or ``none``; see `_pairing`.
+        pairing: ``auto``, ``seed`` or ``none``; `analyse_comparison` says which it was.
         difference: A difference worth telling (0.02 is 2 points): for the number of seeds that it would take.
         power: The wanted chance of telling it.
         level: The level for "rollouts to reach"; None: half-way from the start to where the reference ends.

@@ -24,5 +24,5 @@ share_of_even_characters.grades_truncated = True  # type: ignore[attr-defined]
 
 
 def with_dense_reward(tasks: TaskSet) -> TaskSet:
-    """The same tasks, graded by `dense`."""
+    """The same tasks, graded by `share_of_even_characters`."""
     return TaskSet([Task(t.id, t.prompt, t.reference, share_of_even_characters, t.columns) for t in tasks], tasks.name)

@@ -29,6 +29,8 @@ SERVICE_S, HUB_S = 9.0, 20.0
 _RECIPE = ("tinker_cookbook", "tinker", "torch", "transformers", "datasets", "chz", "pylatexenc", "sympy")
 """What the stock recipe and its grader import."""
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
+_LIGHT_TOKENIZER = ("transformers.tokenization_utils_tokenizers",)
+"""Where transformers has its class for a ``tokenizer.json``."""
 _IMPORTING = threading.Lock()  # two threads that import the same packages from two ends can meet a half-made module
 
 
@@ -170,9 +172,7 @@ def _ask_for_tokens(settings: ExperimentSettings) -> list[Readiness]:
 
     found = _ask_within_seconds("tokenizer", HUB_S, lambda: _check_tokenizer_files(settings.policy), "the hub")
     if found.ready:
-        found = _ask_within_seconds(
-            "tokenizer", HUB_S, load, "the hub", needs=("transformers.tokenization_utils_base",)
-        )
+        found = _ask_within_seconds("tokenizer", HUB_S, load, "the hub", needs=_LIGHT_TOKENIZER)
     if settings.engine == "local":
         return [found]
     tokenizer = loaded[0] if found.ready else None
@@ -214,6 +214,7 @@ def _load_tokenizer_lightly(policy: str) -> Any:
     from rollonce.policies.tinker_render import load_tokenizer
 
     local = Path(policy).expanduser().is_dir()
+    policy = str(Path(policy).expanduser()) if local else policy
     try:
         return PreTrainedTokenizerFast.from_pretrained(policy, local_files_only=local)
     except Exception:  # whatever it is that it cannot read; the other says what is wrong

@@ -21,7 +21,8 @@ def tasks_from_prompts(prompts: Sequence[str] | Tasks) -> Tasks:
 
 
 class Feature(Component):
-    """Base of all features: `fit` learns vocabulary or scales from prompts, `compute` gives an (N, D) matrix.
+    """Base of all features: `fit` learns vocabulary or scales from prompts, `compute_feature_matrix` gives an (N, D)
+    matrix.
 
     Features see a `Tasks` view: no rewards, responses or lengths of responses.
     """

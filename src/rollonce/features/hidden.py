@@ -55,8 +55,8 @@ class HiddenState(Feature):
         """Give it a policy.
 
         Args:
-            snapshot: Called now and at each `refresh`: how to read prompts with the policy as it is at that moment,
-                whatever becomes of it later.
+            snapshot: Called now and at each `refresh_policy_reader`: how to read prompts with the policy as it is at
+                that moment, whatever becomes of it later.
         """
         self._snapshot, self._read, self._key = snapshot, snapshot(), None
 

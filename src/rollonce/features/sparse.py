@@ -23,8 +23,9 @@ class SparseRows:
         indices: (nnz,) int32.
         data: (nnz,) float64.
         n_columns: D.
-        exact: Every number is a multiple of 2**-24 (`rounded`), so that inner products of rows of squared length up to
-            32 are exact: the same bits whatever the order of the sum, and whatever else is computed with them.
+        exact: Every number is a multiple of 2**-24 (`round_for_exact_sums`), so that inner products of rows of squared
+            length up to 32 are exact: the same bits whatever the order of the sum, and whatever else is computed with
+            them.
     """
 
     indptr: IntArray

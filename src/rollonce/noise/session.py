@@ -108,11 +108,19 @@ def measure_policy(
     s = settings
     named = [name for name in s.arms if name != TOKEN_CRITIC_ARM]
     extra = [(name, named_baseline(name)) for name in named]
+    size_of_groups = max(
+        g for g in range(1, max(2, min(8, s.rollouts, s.batch_size // 2) + 1)) if s.batch_size % g == 0
+    )
     if sampler is None:  # before anything is sampled: gradients take minutes
         refuse_too_few_tasks(len(tasks), s.batch_size)
         for name, baseline in extra:
             if baseline.tags.needs_repeats:
-                raise InputError(f"--arm {name} needs tasks that come again, and here every batch has other tasks")
+                raise InputError(f"--arms {name} needs tasks that come again, and here every batch has other tasks")
+            if baseline.tags.needs_groups and size_of_groups < 2:
+                raise InputError(
+                    f"--arms {name} needs groups, and with {s.rollouts} rollouts of a task no size from 2 to 8 divides "
+                    f"a batch of {s.batch_size} into two groups or more: take another --batch-size"
+                )
     every = [task for task in tasks for _ in range(s.rollouts)]
     tell("sampling", "", 0, 1)
     samples = (sampler or policy).sample(
@@ -156,8 +164,8 @@ def measure_policy(
     contenders = default_contenders(table, usual, s.batch_size)
     for _, baseline in extra:
         if baseline.tags.needs_groups:
-            size = min(8, s.rollouts, s.batch_size // 2)
-            contenders.append(Contender(f"{baseline.label}, groups of {size}", baseline, group_size=size))
+            label = f"{baseline.label}, groups of {size_of_groups}"
+            contenders.append(Contender(label, baseline, group_size=size_of_groups))
     if TOKEN_CRITIC_ARM in s.arms:
         options = {"aggregation": s.aggregation, "buckets": s.sketch, "coordinates": s.coordinates, "seed": s.seed}
         count = lambda done, total: tell("gradients of the critic's tokens", "", done, total)  # noqa: E731

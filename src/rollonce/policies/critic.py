@@ -166,8 +166,8 @@ class TokenCritic:
 
         Args:
             samples: The batch.
-            old: What `values` said of it: a head's inputs do not move while it learns, and are those of before the
-                policy's update.
+            old: What `predict_token_values` said of it: a head's inputs do not move while it learns, and are those of
+                before the policy's update.
             targets_BT: What the values should have been.
         """
         parts, kept = list(samples.split_into_micro_batches(self.rows)), old.hidden

@@ -30,9 +30,8 @@ class Drawn(NamedTuple):
 def tokens_by_inverse_cdf(log_probs_AV: Tensor, uniform_A: Tensor) -> Tensor:
     """The token whose stretch of the cumulative distribution holds ``uniform_A`` (values in [0, 1)), for each row (A,).
 
-    Summed in float64: with float32 the rounding of a 151k-term sum is as large as the probability of a rare token. A
-        token of probability 0 is
-    never drawn: its stretch is empty.
+    Summed in float64: with float32 the rounding of a 151k-term sum is as large as the probability of a rare token.
+    A token of probability 0 is never drawn: its stretch is empty.
 
     >>> tokens_by_inverse_cdf(torch.log(torch.tensor([[0.5, 0.0, 0.5]])), torch.tensor([0.5])).tolist()
     [2]

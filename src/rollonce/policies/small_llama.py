@@ -201,7 +201,7 @@ class SmallLlama:
     """The weights of a Llama as they are now, put together for sampling. Make a new one after each update.
 
     Args:
-        model: What `fits` says yes to.
+        model: What `is_small_plain_llama` says yes to.
     """
 
     def __init__(self, model: Any) -> None:
@@ -334,7 +334,7 @@ def packed_hidden_states(model: Any, ids_N: Tensor, lengths: Sequence[int]) -> T
     first n + 1 of it.
 
     Args:
-        model: What `fits` says yes to.
+        model: What `is_small_plain_llama` says yes to.
         ids_N: Tokens of all sequences.
         lengths: Of each sequence, descending: those alike in length share an attention, and little of it is padding.
     """

@@ -134,7 +134,7 @@ class TinkerPolicy:
         timeout_s: float = 3600.0,
         **options: Any,
     ) -> TinkerPolicy:
-        """Open a session; the adapters are made at first use, or by `load_state`.
+        """Open a session; the adapters are made at first use, or by `load_service_state`.
 
         Args:
             model: The base model's name, as the service knows it.
@@ -335,7 +335,7 @@ class TinkerPolicy:
         }
 
     def load_service_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave, in this or another session.
+        """Go on from what `save_service_state` gave, in this or another session.
 
         Raises:
             InputError: a checkpoint of another model or rank, or not one at all.

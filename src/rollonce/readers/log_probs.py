@@ -68,7 +68,7 @@ def sum_log_probs_over_calls(calls: Iterable[Any]) -> tuple[float | None, int | 
     """The sum over a rollout's model calls and the number of their tokens; None where a call has no log-probabilities.
 
     Raises:
-        InputError: as `summed`.
+        InputError: as `sum_token_log_probs`.
     """
     lists = [unwrap_token_log_probs(call) for call in calls]
     if not lists or not all(isinstance(tokens, list) and tokens for tokens in lists):
@@ -80,10 +80,10 @@ def sum_log_probs_over_calls(calls: Iterable[Any]) -> tuple[float | None, int | 
 def sum_block_log_probs(
     values: Sequence[Any], lengths_R: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`summed` of many rollouts: sums (R,) and numbers of tokens (R,).
+    """`sum_token_log_probs` of many rollouts: sums (R,) and numbers of tokens (R,).
 
     Raises:
-        InputError: as `summed`, for the first wrong one, without saying which.
+        InputError: as `sum_token_log_probs`, for the first wrong one, without saying which.
     """
     tokens = [math.nan] * len(values) if lengths_R is None else lengths_R.tolist()
     pairs = [sum_token_log_probs(value, n) for value, n in zip(values, tokens, strict=True)]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple, TypedDict
 
 from rollonce.errors import InputError
@@ -54,6 +55,8 @@ class ColumnSpec(NamedTuple):
                     f"the column {self.name!r}: {self.pattern.pattern!r} matches nothing in {str(value)[:80]!r}"
                 )
             return match.group(1) if self.pattern.groups else match.group(0)
+        if isinstance(value, Decimal):  # databases give numbers so
+            return float(value)
         if not isinstance(value, str | int | float | bool):
             raise InputError(f"the column {self.name!r} must hold text or numbers, not {describe_value_kind(value)}")
         return value

@@ -38,7 +38,7 @@ class TableBuilder:
     """Collects blocks and gives a `Rollouts`.
 
     Args:
-        skip_bad_rows: Note bad rows (`reject`) rather than raise.
+        skip_bad_rows: Note bad rows (`reject_bad_row`) rather than raise.
         max_prompt_chars: Longer prompts are bad rows.
         text_numbers: Numbers may come as text, as in CSV.
     """

@@ -32,7 +32,7 @@ FOLDS = 5
 @dataclass
 class CrossFitted:
     """A baseline for each fold of tasks, each serving the rows of its own fold. For scoring only: a scorer asks the
-    parts, by `by_fold`.
+    parts, by `evaluate_by_fold`.
 
     Args:
         parts: A fitted baseline for each fold. One object may serve several.

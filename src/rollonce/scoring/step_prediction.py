@@ -216,7 +216,8 @@ def _prediction_from_norms(exponent: float, mine: Quantity, loo: Quantity, curve
 
 
 def join_over_exponents(predictions: Sequence[StepPrediction]) -> tuple[Estimate, Estimate]:
-    """Progress and equivalent batch over the exponents that were asked for, each `joined`."""
+    """Progress and equivalent batch over the exponents that were asked for, their geometric mean
+    (`geometric_mean_estimate`)."""
     return geometric_mean_estimate([p.progress for p in predictions]), geometric_mean_estimate(
         [p.equivalent_batch for p in predictions]
     )

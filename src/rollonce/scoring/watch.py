@@ -65,9 +65,7 @@ class Watcher:
             i for i, (label, t) in enumerate(twins) if isinstance(t, LeaveOneOut) and not t.window and label == t.label
         )
         self.exponent = exponent
-        self._sums: list[FloatArray] = []
-        self._inverse_norms: list[FloatArray] = []
-        self._rows: list[int] = []
+        self._steps: list[tuple[FloatArray, FloatArray, int]] = []  # sums and inverse norms by baseline, rows
 
     def score_next_step(self, batch: Batch) -> None:
         """Score one step's rollouts, then let them join the histories. Steps in which no row sees another task are
@@ -89,18 +87,15 @@ class Watcher:
         for _, baseline in self.baselines:
             baseline.observe(batch)
         if counted:
-            self._sums.append(sums)
-            self._inverse_norms.append(norms)
-            self._rows.append(len(batch))
+            self._steps.append((sums, norms, len(batch)))
 
     def rank_scores_so_far(self) -> list[WatchScore]:
         """Scores so far, best first. Empty before the first step."""
-        if not self._sums:
+        if not self._steps:
             return []
-        sums, rows = np.array(self._sums), np.array(self._rows)
+        sums, known, rows = (np.array(part) for part in zip(*self._steps, strict=True))
         total = sums.sum(axis=0)
         n = len(rows)
-        known = np.array(self._inverse_norms)
         known = known[np.isfinite(known).all(axis=1)]
         out = []
         for k, (label, baseline) in enumerate(self.baselines):
@@ -147,7 +142,7 @@ class GrowingWatcher:
         return len(self._first_place)
 
     def score_next_step(self, batch: Batch) -> None:
-        """Score one more step. Where that is interrupted, everything stands as it did before the step."""
+        """Score one more step. Where that is interrupted, the ranking stands as it did before the step."""
         for i, prompt in enumerate(batch.tasks.prompts):
             self._first_place.setdefault(prompt, (batch, i))
         if self._watcher is not None and self.n_distinct_prompts < 2 * self._fitted_on:

@@ -87,7 +87,7 @@ def choose_tasks(tasks: TaskSet, n: int | None, seed: int) -> TaskSet:
 
 
 def choose_all(splits: TaskSplits, request: TaskRequest) -> TaskSplits:
-    """`choose` in each split, as many as the request says."""
+    """`choose_tasks` in each split, as many as the request says."""
     return TaskSplits(
         *(choose_tasks(getattr(splits, split), getattr(request, split), request.seed) for split in SPLITS)
     )

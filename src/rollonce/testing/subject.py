@@ -64,7 +64,7 @@ class Subject:
 
     @property
     def observed_batches(self) -> list[Batch]:
-        """The batches that `lived` has observed."""
+        """The batches that `copy_with_history` has observed."""
         if not self._past:
             self._past = [self.samples.draw_rollout_batch(kind) for kind in range(STEPS)]
         return self._past

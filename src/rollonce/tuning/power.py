@@ -51,7 +51,7 @@ def interval_half_width(rule: str, n: int, alpha: float, variance: float, *, spa
     if rule == "bernstein":
         log = np.log(4 / alpha)
         return float(np.sqrt(2 * variance * log / n) + 7 * span * log / (3 * (n - 1)))
-    return float(NormalDist().inv_cdf(1 - alpha / 2) * np.sqrt(variance / n))
+    return float(-NormalDist().inv_cdf(alpha / 2) * np.sqrt(variance / n))  # the lower tail: 1 - alpha / 2 may be 1
 
 
 def smallest_passing(rule: str, n: int, alpha: float, margin: float, discordance: float) -> float:

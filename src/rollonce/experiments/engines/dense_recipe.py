@@ -1,5 +1,5 @@
-"""tinker-cookbook's math_rl recipe with `rollonce.experiments.dense.dense` as its grade: ``python -m`` with the
-recipe's own arguments.
+"""tinker-cookbook's math_rl recipe with `rollonce.experiments.dense.share_of_even_characters` as its grade:
+``python -m`` with the recipe's own arguments.
 
 For tests of the machinery with a model that knows nothing.
 """

@@ -29,7 +29,8 @@ class StepAdvantages(NamedTuple):
 
 
 class Arm(ABC):
-    """One way of getting advantages. The loop calls `before`, `advantages` and, after the policy's update, `learn`."""
+    """One way of getting advantages. The loop calls `prepare_for_step`, `advantages_of_step` and, after the policy's
+    update, `learn_from_step`."""
 
     part: ClassVar[str] = "advantage"
     """Which of `rollonce.run_directory.PARTS` its time counts as."""
@@ -59,4 +60,4 @@ class Arm(ABC):
 
     @abstractmethod
     def restore_checkpoint_state(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Put back what `checkpoint_state` gave."""

@@ -145,8 +145,8 @@ class TinkerLearner:
         self.policy.load_service_state(state)
 
     def save_policy(self, directory: Any) -> None:
-        """Keep the weights for sampling on the service; a small JSON file says where (`sample_from` takes its
-        ``path``)."""
+        """Keep the weights for sampling on the service; a small JSON file says where (`sample_from_saved_weights` takes
+        its ``path``)."""
         file = Path(directory)
         path = self.policy.save_for_sampling(
             f"{_replace_odd_characters(self.config.name)}-seed{self.config.seed}-{self.policy.steps:06d}"
