@@ -87,7 +87,7 @@ class CovarianceStream:
 
     def _prepare_next_step(self, tasks: Tasks) -> tuple[Tasks, Tasks, _Step]:
         """These tasks, all rows once they have joined, and their covariances; computed once for `visible_covariance`
-        and `append`."""
+        and `append_step_rows`."""
         if self._next is None or self._next[0] is not tasks:
             own = self._with_rounded_features(tasks)
             rows = own if self._rows is None else Tasks.concat(self._rows, own)
