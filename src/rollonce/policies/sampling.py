@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rollonce.policies.shared_prefix import compute_shared_prefix
+
 
 class Drawn(NamedTuple):
     """Response ids (padded right with the pad id), mask, log-probabilities and the truncation flag, on the model's
@@ -75,14 +77,18 @@ def draw_padded_rollouts(
     # Rows of the shrinking batch: which rollout each is, whether it goes on, its attention and its uniform numbers.
     rows_A = torch.arange(B, device=device)
     going_A = torch.ones(B, dtype=torch.bool, device=device)
-    attention_AL = torch.cat([prompt_mask_BP.long(), prompt_mask_BP.new_ones((B, max_new_tokens)).long()], dim=1)
+    # What all prompts begin with is in the cache already; the rest of each is padded on the left in its place.
+    n_shared, cache = compute_shared_prefix(model, prompt_ids_BP, prompt_mask_BP)
+    n_padding_B1 = P - prompt_mask_BP.sum(dim=1, keepdim=True)
+    column_L = torch.arange(P + max_new_tokens, device=device)
+    attention_AL = ((column_L < n_shared) | (column_L >= n_shared + n_padding_B1)).long()
     uniform_AT = None if uniform_BT is None else uniform_BT.to(device)
     # Positions count real tokens only: with left padding the default 0, 1, 2 ... would shift every one of them.
     position_A = attention_AL[:, :P].sum(dim=1) - 1
     inputs: dict[str, Any] = {
-        "input_ids": prompt_ids_BP,
-        "position_ids": (attention_AL[:, :P].cumsum(dim=1) - 1).clamp_(min=0),
-        "past_key_values": None,
+        "input_ids": prompt_ids_BP[:, n_shared:],
+        "position_ids": (attention_AL[:, :P].cumsum(dim=1) - 1).clamp_(min=0)[:, n_shared:],
+        "past_key_values": cache,
     }
     steps: list[tuple[Tensor, Tensor, Tensor]] = []  # since the batch last shrank: token, log-probability, was going on
     start = 0
