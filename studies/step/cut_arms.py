@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.optimize
 from analyse import B_EFF, DRAWS, JUDGED, PREDICTED, Table, holm, outcomes, paired, rank_correlation
 
 NEW = ("gs1_tfidf", "critic_prompt")
@@ -50,9 +51,8 @@ def read_off_parabola(means: dict[str, float], arm: str) -> float:
     for end, beyond in ((x[0], means[arm] < curve(x[0])), (x[-1], means[arm] > curve(x[-1]))):
         if beyond:
             return float(np.exp(end + (means[arm] - curve(end)) / slope(end)))
-    roots = (curve - means[arm]).roots()
-    inside = [r.real for r in roots if abs(r.imag) < 1e-9 and x[0] - 1e-9 <= r.real <= x[-1] + 1e-9]
-    return float(np.exp(inside[0]))
+    # The curve rises over the whole range, so one bracket is enough; roots of a nearly straight parabola are not exact.
+    return float(np.exp(scipy.optimize.brentq(lambda log_batch: curve(log_batch) - means[arm], x[0], x[-1], xtol=1e-12)))
 
 
 def analyse(tables: dict[str, Table], seeds: list[int]) -> dict[str, Any]:
