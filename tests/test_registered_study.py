@@ -1,4 +1,4 @@
-"""The arithmetic of studies/step/analyse.py, follow_ups.py and run.py, by hand."""
+"""The arithmetic of studies/step/analyse.py, follow_ups.py, cut_arms.py and run.py, by hand."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def load_script(name: str) -> ModuleType:
 
 analyse = load_script("analyse")
 follow_ups = load_script("follow_ups")
+cut_arms = load_script("cut_arms")
 measurement = load_script("run")
 
 
@@ -40,6 +41,22 @@ def test_the_equivalent_batch_is_read_off_a_curve_that_is_linear_in_the_logarith
     for level, batch in at.items():
         assert analyse.equivalent_batch(means | {"arm": level}, "arm") == pytest.approx(batch)
     assert np.isnan(analyse.equivalent_batch({"loo_16": 44.0, "loo": 44.0, "loo_64": 40.0, "arm": 43.0}, "arm"))
+
+
+def test_the_equivalent_batch_is_read_off_a_parabola_and_its_tangents():
+    def level(batch: float) -> float:
+        return 30 + 5 * np.log(batch) - 0.4 * np.log(batch) ** 2
+
+    means = {name: level(batch) for name, batch in cut_arms.CONTROLS.items()}
+    for batch in (16, 20, 40, 64):
+        assert cut_arms.read_off_parabola(means | {"arm": level(batch)}, "arm") == pytest.approx(batch, rel=1e-6)
+    # Beyond 64 along the tangent there, whose slope in the logarithm is 5 - 0.8 ln 64.
+    beyond = means | {"arm": level(64) + (5 - 0.8 * np.log(64)) * np.log(1.25)}
+    assert cut_arms.read_off_parabola(beyond, "arm") == pytest.approx(80)
+    below = means | {"arm": level(16) - (5 - 0.8 * np.log(16)) * np.log(2)}
+    assert cut_arms.read_off_parabola(below, "arm") == pytest.approx(8)
+    falling = {name: -m for name, m in means.items()} | {"arm": -35.0}
+    assert np.isnan(cut_arms.read_off_parabola(falling, "arm"))
 
 
 def test_the_verdict_needs_controls_that_differ():

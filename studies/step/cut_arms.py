@@ -51,8 +51,9 @@ def read_off_parabola(means: dict[str, float], arm: str) -> float:
     for end, beyond in ((x[0], means[arm] < curve(x[0])), (x[-1], means[arm] > curve(x[-1]))):
         if beyond:
             return float(np.exp(end + (means[arm] - curve(end)) / slope(end)))
-    # The curve rises over the whole range, so one bracket is enough; roots of a nearly straight parabola are not exact.
-    return float(np.exp(scipy.optimize.brentq(lambda log_batch: curve(log_batch) - means[arm], x[0], x[-1], xtol=1e-12)))
+    # The curve rises over the whole range: one root. A nearly straight parabola's own roots are not exact.
+    above = curve - means[arm]
+    return float(np.exp(scipy.optimize.brentq(above, x[0], x[-1], xtol=1e-12)))
 
 
 def analyse(tables: dict[str, Table], seeds: list[int]) -> dict[str, Any]:
