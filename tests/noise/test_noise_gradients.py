@@ -75,6 +75,20 @@ def test_the_batch_gradient_is_that_of_the_token_mean_loss(policy, samples):
     assert got.n_parameters == sum(p.numel() for p in policy.parameters())
 
 
+def test_norms_and_kept_parameters_need_no_gram_matrix(policy, samples, monkeypatch):
+    full = score_gradients(policy, samples, buckets=0, coordinates=50)
+    assert full.squared_norms_R == pytest.approx(np.diag(full.gram_RR))
+    monkeypatch.setattr("rollonce.noise.gradients.MAX_GRAM", 4)
+    with pytest.raises(InputError, match="Gram matrix"):
+        score_gradients(policy, samples)
+    bare = score_gradients(policy, samples, coordinates=50, gram=False)
+    assert bare.gram_RR is None
+    assert bare.sketches_RD.shape == (8, 0)
+    assert bare.squared_norms_R == pytest.approx(full.squared_norms_R, rel=1e-6)
+    assert np.array_equal(bare.coordinates_RD, full.coordinates_RD)
+    assert np.array_equal(bare.surprisals_R, full.surprisals_R)
+
+
 def test_sequence_aggregation_takes_each_rollouts_own_mean(policy, samples):
     a = np.random.default_rng(1).standard_normal(8)
     assert len(set(samples.lengths_B.tolist())) > 1  # or it would be the same as token-mean

@@ -159,6 +159,22 @@ def test_adams_step_forgets_a_common_factor_and_a_scaled_advantage_is_the_same_c
     assert rows[LOO].progress == (1.0, 1.0, 1.0)
 
 
+def test_without_inner_products_norms_come_from_the_kept_parameters():
+    table, gradients = HeavyWorld().table(np.random.default_rng(2), 60, 4)
+    assert gradients.gram_RR is not None
+    settings = {"batch_size": 8, "replications": 4, "steps": 20}
+    # Clipped below most norms, where a wrong norm would change every step; all parameters are kept here.
+    clipping = OptimizerSettings(kind="sgd", max_grad_norm=float(np.sqrt(np.diag(gradients.gram_RR).mean()) / 10))
+    contenders = [Contender("none", NoBaseline()), Contender("RLOO", Rloo(), 2)]
+    exact = measure_progress(table, gradients, contenders, clipping, **settings)
+    estimated = measure_progress(table, gradients._replace(gram_RR=None), contenders, clipping, **settings)
+    assert exact.clipped_share > 0.5
+    assert estimated.clipped_share == exact.clipped_share
+    for one, other in zip(exact.rows, estimated.rows, strict=True):
+        assert one.label == other.label
+        assert other.progress == pytest.approx(one.progress, rel=1e-4)
+
+
 def test_the_curve_is_solved_backwards_and_goes_on_straight():
     x = np.log(SIZES)
     curve = BatchCurve(SIZES, 0.4 * x - 0.05 * x**2)
@@ -210,6 +226,9 @@ def test_adams_metric_counts_each_parameter_in_units_of_its_own_size():
     rows = np.array([[1.0, 0.0], [0.0, 3.0], [1.0, 3.0]], np.float32)
     # Root mean squares: sqrt(2/3) and 3 sqrt(2/3), so each entry counts 1.5.
     assert adam_squared_norms(rows, 2) == pytest.approx([1.5, 1.5, 3.0], rel=1e-3)
+    many = np.random.default_rng(0).normal(size=(2500, 3)).astype(np.float32)  # more than are taken at once
+    wanted = (many.astype(np.float64) ** 2 / (many.astype(np.float64) ** 2).mean(axis=0)).sum(axis=1)
+    assert adam_squared_norms(many, 30) == pytest.approx(10 * wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,10 @@ _CRITIC_BATCH = 32
 
 
 def gradient_sample(gradients: ScoreGradients) -> GradientSample:
-    """What `measure_progress` needs of them. Where their inner products are in Adam's metric, those of the plain
-    gradients are taken from the chosen parameters."""
-    kept, gram_RR = gradients.coordinates_RD, gradients.gram_RR
-    if gradients.weights is not None:
-        gram_RR = (kept @ kept.T).astype(np.float64) * (gradients.n_parameters / kept.shape[1])
-    return GradientSample(kept, gram_RR, gradients.n_parameters)
+    """What `measure_progress` needs of them. Where there are no inner products, or they are in Adam's metric, norms of
+    batches are estimated from the chosen parameters."""
+    plain = gradients.weights is None
+    return GradientSample(gradients.coordinates_RD, gradients.gram_RR if plain else None, gradients.n_parameters)
 
 
 def default_contenders(rollouts: Rollouts, baselines: Sequence[Any], batch_size: int) -> list[Contender]:

@@ -117,15 +117,21 @@ def _fit_slope_and_gaps(x: FloatArray, y: FloatArray, good: np.ndarray) -> tuple
     return slope, gap, slope + gap / apart if abs(apart) > 1e-9 else float("nan")
 
 
+ROLLOUTS_AT_ONCE = 1024
+
+
 def adam_squared_norms(coordinates_RD: np.ndarray, n_parameters: int) -> FloatArray:
     """``|g|^2`` with every parameter in units of its own root mean square gradient, from D random parameters of P (R,).
 
     A parameter whose gradient is below 1e-4 of the typical one counts in units of that floor.
     """
-    squares_RD = np.square(coordinates_RD, dtype=np.float64)
-    scale_D = np.sqrt(squares_RD.mean(axis=0))
-    scale_D += max(1e-4 * float(np.sqrt((scale_D**2).mean())), 1e-150)
-    return (squares_RD / scale_D**2).sum(axis=1) * (n_parameters / coordinates_RD.shape[1])
+    # A stretch of the rollouts at a time: in float64 all of them at once would take several times their own memory.
+    stretches = np.array_split(coordinates_RD, max(1, len(coordinates_RD) // ROLLOUTS_AT_ONCE))
+    mean_D = sum(np.square(part, dtype=np.float64).sum(axis=0) for part in stretches) / len(coordinates_RD)
+    scale_D = np.sqrt(mean_D)
+    scale_D += max(1e-4 * float(np.sqrt(mean_D.mean())), 1e-150)
+    squares_R = np.concatenate([np.square(part, dtype=np.float64) @ (1 / scale_D**2) for part in stretches])
+    return squares_R * (n_parameters / coordinates_RD.shape[1])
 
 
 __all__ = ["SurprisalExponent", "adam_squared_norms", "fit_surprisal_exponent"]

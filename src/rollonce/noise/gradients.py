@@ -48,8 +48,10 @@ class ScoreGradients(NamedTuple):
     """Inner products of R trajectories' score gradients.
 
     Attributes:
-        gram_RR: ``<g_i, g_j>``, float64; the diagonal is exact.
-        sketches_RD: The hashed gradients, float32 (the gradients themselves where nothing was hashed).
+        gram_RR: ``<g_i, g_j>``, float64; the diagonal is exact. None where it was not asked for.
+        squared_norms_R: ``|g_i|^2``, exact.
+        sketches_RD: The hashed gradients, float32 (the gradients themselves where nothing was hashed); (R, 0) without
+            a Gram matrix.
         lengths_R: Response tokens.
         n_parameters: P.
         buckets: D; 0 where the gradients are exact.
@@ -62,7 +64,8 @@ class ScoreGradients(NamedTuple):
         surprisals_R: ``-log pi`` of each rollout under the policy whose gradient it is (nats).
     """
 
-    gram_RR: FloatArray
+    gram_RR: FloatArray | None
+    squared_norms_R: FloatArray
     sketches_RD: FloatArray
     lengths_R: FloatArray
     n_parameters: int
@@ -116,6 +119,7 @@ def score_gradients(
     seed: int = 0,
     weights: list[Tensor] | None = None,
     token_weights: Sequence[FloatArray] | None = None,
+    gram: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreGradients:
     """Gradients of ``sum_t ratio_t`` of each trajectory: the loss's own, per unit of advantage.
@@ -138,6 +142,8 @@ def score_gradients(
             of one quantity only in one metric.
         token_weights: Advantages of each rollout's tokens (T_r,), for arms that have them: the gradient is then that of
             ``sum_t weight_t ratio_t``.
+        gram: Whether to make the Gram matrix. Progress and the exponent need none, and without it any number of
+            rollouts fits whose chosen parameters do.
         progress: Called with (done, R).
 
     Raises:
@@ -147,7 +153,7 @@ def score_gradients(
     n_parameters = sum(p.numel() for p in parameters)
     if not n_parameters:
         raise InputError("the policy has no trainable parameters, so its gradient has no noise")
-    if len(samples) > MAX_GRAM:
+    if gram and len(samples) > MAX_GRAM:
         raise InputError(
             f"{len(samples)} rollouts need a Gram matrix of as many rows; at most {MAX_GRAM} fit: fewer tasks or "
             "rollouts"
@@ -155,12 +161,12 @@ def score_gradients(
     if buckets < 0:
         raise InputError(f"buckets of the sketch must be at least 0, not {buckets}")
     sketch = Sketch(n_parameters, buckets, seed, parameters[0].device)
-    if len(samples) * sketch.size > 2**31:
+    if gram and len(samples) * sketch.size > 2**31:
         raise InputError(
             f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer "
             "rollouts"
         )
-    sketches_RD = torch.empty((len(samples), sketch.size), dtype=torch.float32)
+    sketches_RD = torch.empty((len(samples), sketch.size if gram else 0), dtype=torch.float32)
     norms_R = np.empty(len(samples))
     surprisals_R = np.empty(len(samples))
     chosen = _chosen_parameters(n_parameters, coordinates, seed)
@@ -187,7 +193,8 @@ def score_gradients(
         coordinates_RD[i] = torch.cat([g.reshape(-1) for g in grads])[chosen.to(grads[0].device)].float().cpu().numpy()
         if weights is not None:
             grads = [g * w for g, w in zip(grads, weights, strict=True)]
-        sketches_RD[i] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
+        if gram:
+            sketches_RD[i] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
         # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half
         # the backward pass.
         norms_R[i] = sum(float(g.square().sum()) for g in grads)
@@ -195,16 +202,10 @@ def score_gradients(
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
         tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
-    gram_RR = _compute_gram_matrix(sketches_RD)
-    own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
-    error = (
-        float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2)))
-        if sketch.buckets and known_R.any()
-        else 0.0
-    )
-    gram_RR[np.diag_indices(len(samples))] = norms_R
+    gram_RR, error = _gram_with_exact_norms(sketches_RD, norms_R, sketch.buckets > 0) if gram else (None, 0.0)
     return ScoreGradients(
         gram_RR=gram_RR,
+        squared_norms_R=norms_R,
         sketches_RD=sketches_RD.numpy(),
         lengths_R=lengths_R,
         n_parameters=n_parameters,
@@ -247,6 +248,18 @@ def _gradient_of_each(
             log_ratio_BT.detach(),
             -float(log_probs_BT.detach().double().sum()),
         )
+
+
+def _gram_with_exact_norms(sketches_RD: Tensor, norms_R: FloatArray, sketched: bool) -> tuple[FloatArray, float]:
+    """Inner products with the exact squared norms on the diagonal, and the root mean square relative error of the
+    sketched ones."""
+    gram_RR = _compute_gram_matrix(sketches_RD)
+    own_R, known_R = np.diag(gram_RR).copy(), norms_R > 0
+    error = 0.0
+    if sketched and known_R.any():
+        error = float(np.sqrt(np.mean((own_R[known_R] / norms_R[known_R] - 1) ** 2)))
+    gram_RR[np.diag_indices(len(norms_R))] = norms_R
+    return gram_RR, error
 
 
 def _compute_gram_matrix(rows_RD: Tensor, step: int = 2048) -> FloatArray:

@@ -130,7 +130,7 @@ def measure_policy(
     grades = grade(every, samples.texts, truncated=samples.truncated_B.tolist())
     failures = f"{grades.n_failed} of {len(every)} rollouts (reward 0): {grades.counts}" if grades.n_failed else ""
     log_probs_R, lengths_R = samples.log_probs_BT.double().sum(dim=1).numpy(), samples.lengths_B.double().numpy()
-    table = _table_of_rollouts(tasks, grades.rewards, log_probs_R, lengths_R, s.rollouts)
+    table = make_rollouts_table(tasks, grades.rewards, log_probs_R, lengths_R, s.rollouts)
     if np.ptp(table.rewards_R) == 0:
         raise InputError(
             f"all {len(every)} rollouts earned {table.rewards_R[0]:g}: there is no noise to compare on these tasks"
@@ -146,6 +146,7 @@ def measure_policy(
         weights=like.weights if like is not None else None,
         progress=lambda done, total: tell("gradients", "", done, total),
     )
+    assert gradients.gram_RR is not None
     exponents = fitted_exponents(table, gradients, s.seed) if sampler is None else []
     usual = [*noise_baselines(table, s.window, exponent_between_rewards(exponents)), *baselines]
     usual += [b.fit(table.tasks) for _, b in extra if not (b.tags.needs_groups or b.tags.needs_repeats)]
@@ -198,19 +199,22 @@ def exponent_between_rewards(exponents: Sequence[SurprisalExponent]) -> float | 
 def fitted_exponents(table: Rollouts, gradients: ScoreGradients, seed: int) -> list[SurprisalExponent]:
     """In the plain metric and in Adam's, from the chosen parameters."""
     task_R = np.repeat(np.arange(table.n_tasks), table.group_sizes_N)
-    d = gradients.coordinates_RD.shape[1]
-    squares_RD = np.square(gradients.coordinates_RD, dtype=np.float64)
-    plain_R = np.diag(gradients.gram_RR) if gradients.weights is None else squares_RD.sum(axis=1)
-    norms = {"plain": plain_R, "adam": adam_squared_norms(gradients.coordinates_RD, max(gradients.n_parameters, d))}
+    kept_RD = gradients.coordinates_RD
+    plain_R = gradients.squared_norms_R
+    if gradients.weights is not None:  # those norms are in Adam's metric; the kept parameters' gradients are plain
+        plain_R = np.einsum("rd,rd->r", kept_RD, kept_RD, dtype=np.float64)
+    n_parameters = max(gradients.n_parameters, kept_RD.shape[1])
+    norms = {"plain": plain_R, "adam": adam_squared_norms(kept_RD, n_parameters)}
     return [
         fit_surprisal_exponent(norms_R, gradients.surprisals_R, table.rewards_R, task_R, metric=metric, seed=seed)
         for metric, norms_R in norms.items()
     ]
 
 
-def _table_of_rollouts(
+def make_rollouts_table(
     tasks: TaskSet, rewards: Sequence[float], log_probs_R: np.ndarray, lengths_R: np.ndarray, g: int
 ) -> Rollouts:
+    """Graded rollouts, ``g`` of each task in order, as a table with their summed log-probabilities and lengths (R,)."""
     known = tasks.as_feature_tasks()
     columns = with_joint_column({c: known.column(c).tolist() for c in known.column_names})
     groups = [rewards[i : i + g] for i in range(0, len(rewards), g)]
@@ -225,4 +229,11 @@ def _table_of_rollouts(
     )
 
 
-__all__ = ["TOKEN_CRITIC_ARM", "Measurement", "MeasurementSettings", "fitted_exponents", "measure_policy"]
+__all__ = [
+    "TOKEN_CRITIC_ARM",
+    "Measurement",
+    "MeasurementSettings",
+    "fitted_exponents",
+    "make_rollouts_table",
+    "measure_policy",
+]

@@ -27,12 +27,13 @@ class GradientSample(NamedTuple):
 
     Attributes:
         coordinates_RD: Gradients on randomly chosen parameters, float32.
-        gram_RR: Inner products of the whole gradients, for norms of batches.
+        gram_RR: Inner products of the whole gradients, for norms of batches; None to estimate those from the chosen
+            parameters.
         n_parameters: P, of which D were chosen.
     """
 
     coordinates_RD: np.ndarray
-    gram_RR: FloatArray
+    gram_RR: FloatArray | None
     n_parameters: int
 
 
@@ -111,11 +112,11 @@ class Streams:
             r = rewards_KN[:, :size]
             loo = (r.sum(axis=1, keepdims=True) - r) / (size - 1)
             parts.append(StreamBatches(single_KN[:, :size], (r - loo) / size, self.gradients))
-        norms_KA = (
-            np.stack([self._norms_of_batches(batches) for batches in parts], axis=1)
-            if self.needs_norms
-            else np.ones((n_batches, n_all))
-        )
+        norms_KA = np.ones((n_batches, n_all))
+        estimated_A = np.array([p.gradients.gram_RR is None for p in parts]) & self.needs_norms
+        if self.needs_norms:
+            for i in np.flatnonzero(~estimated_A):
+                norms_KA[:, i] = self._norms_of_batches(parts[i])
         plain_KAB = np.stack([parts[i].weights_KB for i in self.plain], axis=1).astype(np.float32)
         others = [i for i in range(n_all) if i not in self.plain]
         gradients_AD = np.empty((n_all, len(mu_D)), np.float32)
@@ -127,6 +128,9 @@ class Streams:
                 gradients_AD[i] = (
                     batches.weights_KB[k].astype(np.float32) @ batches.gradients.coordinates_RD[batches.rows_KB[k]]
                 )
+            if estimated_A.any():  # the chosen parameters' share of the squared norm is their share of the parameters
+                squares_A = np.square(gradients_AD[estimated_A], dtype=np.float64).sum(axis=1)
+                norms_KA[k, estimated_A] = np.sqrt(squares_A * self.gradients.n_parameters / gradients_AD.shape[1])
             products_AS = directions.step_along_direction(gradients_AD, norms_KA[k])
             if k >= self.optimizer.burn_in_steps:
                 total = total + products_AS
@@ -192,11 +196,13 @@ class Streams:
         return out
 
     def _norms_of_batches(self, batches: StreamBatches) -> FloatArray:
-        """Norm of each whole batch gradient (K,)."""
+        """Norm of each whole batch gradient (K,), by the inner products."""
+        gram_RR = batches.gradients.gram_RR
+        assert gram_RR is not None
         out = np.empty(len(batches.rows_KB))
         for start in range(0, len(out), 256):
             rows, w = batches.rows_KB[start : start + 256], batches.weights_KB[start : start + 256]
-            gram = batches.gradients.gram_RR[rows[:, :, None], rows[:, None, :]]
+            gram = gram_RR[rows[:, :, None], rows[:, None, :]]
             out[start : start + 256] = np.einsum("kb,kbc,kc->k", w, gram, w, optimize=True)
         return np.sqrt(np.maximum(out, 0.0))
 
