@@ -127,7 +127,8 @@ def adam_squared_norms(coordinates_RD: np.ndarray, n_parameters: int) -> FloatAr
     """
     # A stretch of the rollouts at a time: in float64 all of them at once would take several times their own memory.
     stretches = np.array_split(coordinates_RD, max(1, len(coordinates_RD) // ROLLOUTS_AT_ONCE))
-    mean_D = sum(np.square(part, dtype=np.float64).sum(axis=0) for part in stretches) / len(coordinates_RD)
+    sums = [np.square(part, dtype=np.float64).sum(axis=0) for part in stretches]
+    mean_D = np.sum(sums, axis=0) / len(coordinates_RD)
     scale_D = np.sqrt(mean_D)
     scale_D += max(1e-4 * float(np.sqrt(mean_D.mean())), 1e-150)
     squares_R = np.concatenate([np.square(part, dtype=np.float64) @ (1 / scale_D**2) for part in stretches])
