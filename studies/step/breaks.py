@@ -27,7 +27,7 @@ def fit_exponents(policy: Any, samples: Any, rewards_R: np.ndarray, logged: bool
     from rollonce.noise.exponent import adam_squared_norms, fit_surprisal_exponent
     from rollonce.noise.gradients import score_gradients
 
-    gradients = score_gradients(policy, samples, gram=False, coordinates=16_000)
+    gradients = score_gradients(policy, samples, gram_rows=np.arange(0), coordinates=16_000)
     logged_R = -samples.log_probs_BT.double().sum(dim=1).numpy()
     task_R = np.repeat(np.arange(N_TASKS), N_ROLLOUTS)
     norms = {

@@ -21,71 +21,6 @@ HERE = Path(__file__).parent
 CONSTANTS = (0.1, 0.2)
 
 
-def measure_progress_alone(
-    policy: Any, tasks: Any, settings: Any, constants: list[Any]
-) -> tuple[Any, list[Any], dict[str, Any]]:
-    """What `measure_policy` does but for the arithmetic noise, whose Gram matrix holds 20,000 rollouts at most.
-
-    Sampled, and differentiated, a part of the tasks at a time. Returns the table, the exponents, and the document.
-    """
-    from rollonce.files import convert_to_plain_json
-    from rollonce.noise.contenders import default_contenders, gradient_sample
-    from rollonce.noise.gradients import score_gradients
-    from rollonce.noise.measure import noise_baselines
-    from rollonce.noise.progress import measure_progress
-    from rollonce.noise.session import exponent_between_rewards, fitted_exponents, make_rollouts_table
-    from rollonce.reports.progress import make_progress_json
-    from rollonce.tasks import grade
-
-    every = [task for task in tasks for _ in range(settings.rollouts)]
-    samples = policy.sample(
-        [t.prompt for t in every],
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        generator=settings.seed,
-    )
-    grades = grade(every, samples.texts, truncated=samples.truncated_B.tolist())
-    log_probs_R, lengths_R = samples.log_probs_BT.double().sum(dim=1).numpy(), samples.lengths_B.double().numpy()
-    rollouts = make_rollouts_table(tasks, grades.rewards, log_probs_R, lengths_R, settings.rollouts)
-    gradients = score_gradients(
-        policy,
-        samples,
-        gram=False,
-        coordinates=settings.coordinates,
-        seed=settings.seed,
-        progress=lambda done, total: tell("gradients", "", done, total),
-    )
-    exponents = fitted_exponents(rollouts, gradients, settings.seed)
-    usual = [*noise_baselines(rollouts, settings.window, exponent_between_rewards(exponents)), *constants]
-    progress = measure_progress(
-        rollouts,
-        gradient_sample(gradients),
-        default_contenders(rollouts, usual, settings.batch_size),
-        settings.optimizer,
-        batch_size=settings.batch_size,
-        replications=settings.replications,
-        steps=settings.steps,
-        seed=settings.seed,
-        progress=lambda what, done, total: tell(what, "", done, total),
-    )
-    largest_R = np.sort(gradients.squared_norms_R)[::-1]
-    share = float(largest_R[: max(1, len(largest_R) // 100)].sum() / largest_R.sum())
-    return (
-        rollouts,
-        exponents,
-        {
-            "rows": [convert_to_plain_json(row) for row in progress.rows],
-            "progress": make_progress_json(progress),
-            "exponents": {e.metric: convert_to_plain_json(e) for e in exponents},
-            "approximations": {"norm_top_share": share},
-            "batch_size": settings.batch_size,
-            "n_tasks": rollouts.n_tasks,
-            "group_size": settings.rollouts,
-            "mean_reward": float(rollouts.rewards_R.mean()),
-        },
-    )
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one policy as plain JSON."""
     from rollonce.baselines import Constant
@@ -116,11 +51,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         seed=options.seed,
     )
     constants = [Constant(value) for value in CONSTANTS]
-    if options.progress_alone:
-        rollouts, exponents, document = measure_progress_alone(policy, tasks, settings, constants)
-    else:
-        measured = measure_policy(policy, tasks, settings, baselines=constants, tell=tell)
-        rollouts, exponents, document = measured.rollouts, measured.exponents, make_noise_json(measured)
+    measured = measure_policy(policy, tasks, settings, baselines=constants, tell=tell)
+    rollouts, exponents, document = measured.rollouts, measured.exponents, make_noise_json(measured)
     write_json_file(HERE / f"{options.name}.json", document | {"name": options.name})  # before anything is made of it
     exponent = next(e for e in exponents if e.metric == "adam").exponent.value
     norm_weighted = exponent_between_rewards(exponents)
@@ -272,9 +204,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument(
-        "--progress-alone", action="store_true", help="without the arithmetic noise: any number of rollouts"
-    )
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--sample-rows", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)

@@ -115,6 +115,27 @@ def test_progress_of_every_kind_of_arm_and_the_exponent_that_score_reads(tmp_pat
     assert read_surprisal_exponent(str(saved), "plain") == out["exponents"]["plain"]["exponent"]["value"]
 
 
+def test_more_rollouts_than_inner_products_fit(capsys, monkeypatch):
+    from rollonce.noise import session
+
+    argv = ["noise", "--n-tasks", "64", "-G", "4", "-B", "8", "--replications", "4", "--batches", "200", "--json"]
+    argv += ["--coordinates", "4000", "--sketch", "512", "--max-grad-norm", "0"]
+    assert main(argv) == 0
+    whole = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(session, "MAX_GRAM", 150)
+    assert main(argv) == 0
+    part = json.loads(capsys.readouterr().out)
+    # Two of the four rollouts of each task fit. Progress and the exponent are of all, the arithmetic noise is not.
+    assert part["group_size"] == 2
+    assert part["notes"][0].startswith("The arithmetic noise is of the first 2 rollouts of each task")
+    assert part["notes"][0].endswith("Progress and the exponent are of all 256.")
+    assert part["exponents"] == whole["exponents"]
+    progress = [{r["label"]: r["progress"] for r in d["rows"]} for d in (part, whole)]
+    assert progress[0]["REINFORCE without a baseline"]["value"] is not None
+    for label in ("REINFORCE without a baseline", "constant 0.5"):  # without clipping no norm is asked for
+        assert progress[0][label] == pytest.approx(progress[1][label])
+
+
 def test_a_saved_baseline_is_not_measured_on_tasks_that_collect_draws():
     from rollonce.collecting import CollectSettings
     from rollonce.collecting.sources import draw_tasks_by_seed

@@ -75,15 +75,16 @@ def test_the_batch_gradient_is_that_of_the_token_mean_loss(policy, samples):
     assert got.n_parameters == sum(p.numel() for p in policy.parameters())
 
 
-def test_norms_and_kept_parameters_need_no_gram_matrix(policy, samples, monkeypatch):
+def test_norms_and_kept_parameters_are_of_all_rollouts_and_inner_products_of_some(policy, samples, monkeypatch):
     full = score_gradients(policy, samples, buckets=0, coordinates=50)
     assert full.squared_norms_R == pytest.approx(np.diag(full.gram_RR))
     monkeypatch.setattr("rollonce.noise.gradients.MAX_GRAM", 4)
     with pytest.raises(InputError, match="Gram matrix"):
         score_gradients(policy, samples)
-    bare = score_gradients(policy, samples, coordinates=50, gram=False)
-    assert bare.gram_RR is None
-    assert bare.sketches_RD.shape == (8, 0)
+    rows = np.array([0, 3, 6])
+    bare = score_gradients(policy, samples, buckets=0, coordinates=50, gram_rows=rows)
+    assert bare.gram_RR == pytest.approx(full.gram_RR[np.ix_(rows, rows)], rel=1e-6)
+    assert bare.sketches_RD == pytest.approx(full.sketches_RD[rows])
     assert bare.squared_norms_R == pytest.approx(full.squared_norms_R, rel=1e-6)
     assert np.array_equal(bare.coordinates_RD, full.coordinates_RD)
     assert np.array_equal(bare.surprisals_R, full.surprisals_R)

@@ -25,10 +25,11 @@ _CRITIC_BATCH = 32
 
 
 def gradient_sample(gradients: ScoreGradients) -> GradientSample:
-    """What `measure_progress` needs of them. Where there are no inner products, or they are in Adam's metric, norms of
-    batches are estimated from the chosen parameters."""
-    plain = gradients.weights is None
-    return GradientSample(gradients.coordinates_RD, gradients.gram_RR if plain else None, gradients.n_parameters)
+    """What `measure_progress` needs of them. Where there are not the inner products of all, or they are in Adam's
+    metric, norms of batches are estimated from the chosen parameters."""
+    kept_RD, gram_RR = gradients.coordinates_RD, gradients.gram_RR
+    usable = gradients.weights is None and len(gram_RR) == len(kept_RD)
+    return GradientSample(kept_RD, gram_RR if usable else None, gradients.n_parameters)
 
 
 def default_contenders(rollouts: Rollouts, baselines: Sequence[Any], batch_size: int) -> list[Contender]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rollonce.errors import InputError
 from rollonce.policies.samples import Samples
-from rollonce.rollouts import FloatArray
+from rollonce.rollouts import FloatArray, IntArray
 
 Aggregation = Literal["token", "sequence"]
 Metric = Literal["plain", "adam"]
@@ -48,10 +48,10 @@ class ScoreGradients(NamedTuple):
     """Inner products of R trajectories' score gradients.
 
     Attributes:
-        gram_RR: ``<g_i, g_j>``, float64; the diagonal is exact. None where it was not asked for.
+        gram_RR: ``<g_i, g_j>``, float64; the diagonal is exact. Of ``gram_rows`` alone where those were given.
         squared_norms_R: ``|g_i|^2``, exact.
-        sketches_RD: The hashed gradients, float32 (the gradients themselves where nothing was hashed); (R, 0) without
-            a Gram matrix.
+        sketches_RD: The hashed gradients, float32 (the gradients themselves where nothing was hashed), of the
+            same rows as the Gram matrix.
         lengths_R: Response tokens.
         n_parameters: P.
         buckets: D; 0 where the gradients are exact.
@@ -64,7 +64,7 @@ class ScoreGradients(NamedTuple):
         surprisals_R: ``-log pi`` of each rollout under the policy whose gradient it is (nats).
     """
 
-    gram_RR: FloatArray | None
+    gram_RR: FloatArray
     squared_norms_R: FloatArray
     sketches_RD: FloatArray
     lengths_R: FloatArray
@@ -119,7 +119,7 @@ def score_gradients(
     seed: int = 0,
     weights: list[Tensor] | None = None,
     token_weights: Sequence[FloatArray] | None = None,
-    gram: bool = True,
+    gram_rows: IntArray | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreGradients:
     """Gradients of ``sum_t ratio_t`` of each trajectory: the loss's own, per unit of advantage.
@@ -142,8 +142,8 @@ def score_gradients(
             of one quantity only in one metric.
         token_weights: Advantages of each rollout's tokens (T_r,), for arms that have them: the gradient is then that of
             ``sum_t weight_t ratio_t``.
-        gram: Whether to make the Gram matrix. Progress and the exponent need none, and without it any number of
-            rollouts fits whose chosen parameters do.
+        gram_rows: Rollouts whose inner products are wanted, in rising order; None for all. Progress and the exponent
+            need none of them, so that R is bounded by the chosen parameters alone.
         progress: Called with (done, R).
 
     Raises:
@@ -153,20 +153,22 @@ def score_gradients(
     n_parameters = sum(p.numel() for p in parameters)
     if not n_parameters:
         raise InputError("the policy has no trainable parameters, so its gradient has no noise")
-    if gram and len(samples) > MAX_GRAM:
+    gram_rows = np.arange(len(samples)) if gram_rows is None else gram_rows
+    if len(gram_rows) > MAX_GRAM:
         raise InputError(
-            f"{len(samples)} rollouts need a Gram matrix of as many rows; at most {MAX_GRAM} fit: fewer tasks or "
+            f"{len(gram_rows)} rollouts need a Gram matrix of as many rows; at most {MAX_GRAM} fit: fewer tasks or "
             "rollouts"
         )
     if buckets < 0:
         raise InputError(f"buckets of the sketch must be at least 0, not {buckets}")
     sketch = Sketch(n_parameters, buckets, seed, parameters[0].device)
-    if gram and len(samples) * sketch.size > 2**31:
+    if len(gram_rows) * sketch.size > 2**31:
         raise InputError(
-            f"{len(samples)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or fewer "
-            "rollouts"
+            f"{len(gram_rows)} gradients of {sketch.size} numbers do not fit into memory; pass --sketch 16384, or "
+            "fewer rollouts"
         )
-    sketches_RD = torch.empty((len(samples), sketch.size if gram else 0), dtype=torch.float32)
+    sketches_RD = torch.empty((len(gram_rows), sketch.size), dtype=torch.float32)
+    place_of_row = {int(row): place for place, row in enumerate(gram_rows)}
     norms_R = np.empty(len(samples))
     surprisals_R = np.empty(len(samples))
     chosen = _chosen_parameters(n_parameters, coordinates, seed)
@@ -193,8 +195,8 @@ def score_gradients(
         coordinates_RD[i] = torch.cat([g.reshape(-1) for g in grads])[chosen.to(grads[0].device)].float().cpu().numpy()
         if weights is not None:
             grads = [g * w for g, w in zip(grads, weights, strict=True)]
-        if gram:
-            sketches_RD[i] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
+        if i in place_of_row:
+            sketches_RD[place_of_row[i]] = sketch(torch.cat([g.reshape(-1) for g in grads])).cpu()
         # float32 within a tensor (torch sums in a tree), float64 across: converting first would cost as much as half
         # the backward pass.
         norms_R[i] = sum(float(g.square().sum()) for g in grads)
@@ -202,7 +204,7 @@ def score_gradients(
         if not np.isfinite(norms_R[i]):
             raise InputError(f"the gradient of rollout {i} is not finite; a policy like that cannot be trained either")
         tell((passes - 1) * len(samples) + i + 1, passes * len(samples))
-    gram_RR, error = _gram_with_exact_norms(sketches_RD, norms_R, sketch.buckets > 0) if gram else (None, 0.0)
+    gram_RR, error = _gram_with_exact_norms(sketches_RD, norms_R[gram_rows], sketch.buckets > 0)
     return ScoreGradients(
         gram_RR=gram_RR,
         squared_norms_R=norms_R,

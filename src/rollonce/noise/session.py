@@ -13,7 +13,7 @@ from rollonce.baselines.catalogue import named_baseline
 from rollonce.errors import InputError
 from rollonce.noise.contenders import default_contenders, gradient_sample, token_critic_contender
 from rollonce.noise.exponent import SurprisalExponent, adam_squared_norms, fit_surprisal_exponent
-from rollonce.noise.gradients import Aggregation, Metric, ScoreGradients, score_gradients
+from rollonce.noise.gradients import MAX_GRAM, Aggregation, Metric, ScoreGradients, score_gradients
 from rollonce.noise.measure import measure_gradient_noise, noise_baselines, with_joint_column
 from rollonce.noise.optimizers import OptimizerSettings
 from rollonce.noise.progress import NoDirectionError, ProgressReport, measure_progress, refuse_too_few_tasks
@@ -135,9 +135,18 @@ def measure_policy(
         raise InputError(
             f"all {len(every)} rollouts earned {table.rewards_R[0]:g}: there is no noise to compare on these tasks"
         )
+    # Inner products of so many rollouts of each task as fit: all of them but where a trained policy needs very many.
+    fitting = max(2, min(s.rollouts, MAX_GRAM // len(tasks)))
+    gram_rows = np.flatnonzero(np.arange(len(every)) % s.rollouts < fitting)
+    if sampler is not None and fitting < s.rollouts:
+        raise InputError(
+            f"--lagged compares inner products, of which {MAX_GRAM} rollouts fit, not {len(every)}: fewer tasks or "
+            "rollouts"
+        )
     gradients = score_gradients(
         policy,
         samples,
+        gram_rows=gram_rows,
         aggregation=s.aggregation,
         metric=s.metric,
         buckets=s.sketch,
@@ -146,20 +155,30 @@ def measure_policy(
         weights=like.weights if like is not None else None,
         progress=lambda done, total: tell("gradients", "", done, total),
     )
-    assert gradients.gram_RR is not None
     exponents = fitted_exponents(table, gradients, s.seed) if sampler is None else []
     usual = [*noise_baselines(table, s.window, exponent_between_rewards(exponents)), *baselines]
     usual += [b.fit(table.tasks) for _, b in extra if not (b.tags.needs_groups or b.tags.needs_repeats)]
+    noise_table = table
+    if fitting < s.rollouts:
+        noise_table = make_rollouts_table(
+            tasks, [grades.rewards[i] for i in gram_rows], log_probs_R[gram_rows], lengths_R[gram_rows], fitting
+        )
     noise = measure_gradient_noise(
-        table,
+        noise_table,
         gradients.gram_RR,
         usual,
-        lengths_R=gradients.lengths_R,
+        lengths_R=gradients.lengths_R[gram_rows],
         batch_size=s.batch_size,
         n_batches=s.batches,
         seed=s.seed,
         progress=lambda what, done, total: tell("noise", what, done, total),
     )
+    if fitting < s.rollouts:
+        note = (
+            f"The arithmetic noise is of the first {fitting} rollouts of each task: inner products of more than "
+            f"{MAX_GRAM:,} gradients do not fit. Progress and the exponent are of all {len(every):,}."
+        )
+        noise = noise._replace(notes=[note, *noise.notes])
     if sampler is not None:
         return Measurement(table, gradients, noise, None, [], failures)
     contenders = default_contenders(table, usual, s.batch_size)
