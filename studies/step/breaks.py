@@ -55,6 +55,7 @@ def measure(later: dict[int, str]) -> dict[str, Any]:
     tasks = load_tasks("embedded", TaskRequest(seed=0, **numbers)).holdout
     every = [task for task in tasks for _ in range(N_ROLLOUTS)]
     start = load_embedded()
+    policies = {steps: TransformersPolicy.load(directory) for steps, directory in later.items()}
     out: dict[str, Any] = {"temperature": [], "lag": []}
     for temperature in TEMPERATURES:
         samples = start.sample(
@@ -66,8 +67,7 @@ def measure(later: dict[int, str]) -> dict[str, Any]:
             common | {"temperature": temperature} | fit_exponents(start, samples, rewards_R, False)
         )
         if temperature == 1.0:
-            for steps, directory in later.items():
-                policy = TransformersPolicy.load(directory)
+            for steps, policy in policies.items():
                 out["lag"].append(common | {"steps": steps} | fit_exponents(policy, samples, rewards_R, True))
     return out
 
