@@ -1,4 +1,8 @@
-"""One table to its board, the same for `rollonce score` and `rollonce.score`; and a row of it to a baseline."""
+"""One table to its board, the same for `rollonce score` and `rollonce.score`; and a row of it to a baseline.
+
+What only given or saved baselines need (the audit, the tuner, rich) is imported with them: its import takes as long as
+a dozen rows of a small board.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,9 @@ from typing import NamedTuple
 
 from rollonce.baselines import Baseline
 from rollonce.errors import InputError
-from rollonce.reports.check import format_provenance_lines
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score, score_rollouts
 from rollonce.scoring.rows import choose_board_rows, fit_row_for_saving
-from rollonce.testing.given import load_given_baseline
-from rollonce.tuning.provenance import provenance_of_board_row
 
 QUICK_BATCHES, QUICK_RESAMPLES = 300, 30
 
@@ -93,6 +94,8 @@ def make_baseline_board(
             "self-tuning. The board without --quick has them, and narrower intervals."
         )
     for baseline in rows.fitted:
+        from rollonce.reports.check import format_provenance_lines
+
         lines = format_provenance_lines(baseline.provenance)
         board.notes.append(
             f"{baseline.label} was scored as it was fitted. "
@@ -115,6 +118,8 @@ def baseline_of_board_row(
     Raises:
         InputError: see `fit_row_for_saving`; or if nothing could be ranked.
     """
+    from rollonce.tuning.provenance import provenance_of_board_row
+
     rows = _choose_board_rows(table, settings)
     best = next((s for s in board.scores if math.isfinite(s.ratio.value)), None)
     if row is None and best is None:
@@ -132,7 +137,11 @@ def check_board_settings(table: Rollouts, settings: BoardSettings) -> None:
 
 
 def _choose_board_rows(table: Rollouts, settings: BoardSettings) -> _Rows:
-    given = [load_given_baseline(what) for what in settings.given]
+    given: list[Baseline] = []
+    if settings.given:
+        from rollonce.testing.given import load_given_baseline
+
+        given = [load_given_baseline(what) for what in settings.given]
     unfitted = choose_board_rows(table, settings.window, settings.only, settings.quick, settings.exponent)
     unfitted += [baseline for baseline in given if not baseline.keeps_existing_fit]
     unfitted = list({row.label: row for row in unfitted}.values())

@@ -75,7 +75,7 @@ class Kriging(LinearSmoother):
     def reward_covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards in units of the within-task variance, noise included."""
         ages_M = np.zeros(columns_KM.shape[1], np.int64) if ages_M is None else ages_M
-        return add_noise_to_variances(self._covariance_of_means(tasks, columns_KM), self._noise_of_columns(ages_M))
+        return add_noise_to_variances(self._covariance_of_means(tasks, columns_KM), self.noise_of_columns(ages_M))
 
     def _covariance_of_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         n_blocks, n_columns = columns_KM.shape
@@ -85,7 +85,12 @@ class Kriging(LinearSmoother):
                 c += v * kernel.compute_covariance(tasks, columns_KM, columns_KM)
         return c
 
-    def _noise_of_columns(self, ages_M: IntArray) -> FloatArray:
+    def covariance_of_all(self, tasks: Tasks) -> FloatArray:
+        """Covariance of the task means (N, N), in units of the within-task variance."""
+        return self._covariance_of_means(tasks, np.arange(len(tasks))[None])[0]
+
+    def noise_of_columns(self, ages_M: IntArray) -> FloatArray:
+        """What a reward of each age adds to its own variance (M,)."""
         # A row with a million times the noise counts for next to nothing; more would only cost digits.
         return self.nugget + np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e6)))
 
@@ -93,9 +98,7 @@ class Kriging(LinearSmoother):
         self, tasks: Tasks, columns_KM: IntArray, n_rows: int, visible_KBM: BoolArray, ages_M: IntArray
     ) -> FloatArray:
         """(K, B, M), see `LinearSmoother.compute_weight_blocks`."""
-        table = None
-        if table_is_worth_it(tasks, columns_KM):
-            table = self._covariance_of_means(tasks, np.arange(len(tasks))[None])[0]
+        table = self.covariance_of_all(tasks) if table_is_worth_it(tasks, columns_KM) else None
 
         def covariance_of_columns(columns_KM: IntArray) -> FloatArray:
             if table is None:
@@ -103,5 +106,5 @@ class Kriging(LinearSmoother):
             return look_up_pair_blocks(table, columns_KM, columns_KM)
 
         return solve_kriging_weights(
-            covariance_of_columns, self._noise_of_columns(ages_M), columns_KM, n_rows, visible_KBM
+            covariance_of_columns, self.noise_of_columns(ages_M), columns_KM, n_rows, visible_KBM
         )

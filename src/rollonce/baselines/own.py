@@ -13,8 +13,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollonce.arrays import as_float64_array
 from rollonce.baselines.base import Baseline
@@ -25,6 +24,9 @@ from rollonce.component import register
 from rollonce.errors import InputError
 from rollonce.importing import import_name_of_object, import_named_object
 from rollonce.kernels.base import Kernel
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "rollonce.baselines"
 OF_RESPONSES = ("response_lengths", "responses", "completions")
@@ -189,6 +191,8 @@ def imported_baseline(name: str) -> Baseline:
 @cache
 def offered_baselines() -> dict[str, EntryPoint]:
     """The baselines that installed packages offer, by name."""
+    from importlib.metadata import entry_points  # a hundredth of a second that few need
+
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
 
 

@@ -96,12 +96,16 @@ class Ridge(LinearSmoother):
             out[part, :, n_rows:] = w
         return out
 
+    def gram_of_all(self, tasks: Tasks) -> FloatArray:
+        """Inner products of the features (N, N)."""
+        return np.sum([full_pairwise_table(feature, tasks) for feature in self.features], axis=0)
+
     def _history_weights(
         self, tasks: Tasks, rows_KB: IntArray, columns_KH: IntArray, recency_H: FloatArray, share_H: FloatArray
     ) -> FloatArray:
         """Weights (K, B, H) of the window's rows. The centring by ``I - 1 share'`` is done by its rank of one."""
         if len(tasks) <= FULL_MATRIX_UP_TO:
-            table = np.sum([full_pairwise_table(feature, tasks) for feature in self.features], axis=0)
+            table = self.gram_of_all(tasks)
             gram, cross = (look_up_pair_blocks(table, rows, columns_KH) for rows in (columns_KH, rows_KB))
         else:
             gram, cross = (

@@ -307,14 +307,22 @@ class SelfTuning(LinearSmoother):
     def reward_covariance(self, tasks: Tasks, columns_KM: IntArray, ages_M: IntArray | None = None) -> FloatArray:
         """C (K, M, M): covariance of the visible rewards, noise included, in units of their total variance."""
         ages_M = np.zeros(columns_KM.shape[1], np.int64) if ages_M is None else ages_M
-        return add_noise_to_variances(self._covariance_of_means(tasks, columns_KM), self._noise_of_columns(ages_M))
+        return add_noise_to_variances(self._covariance_of_means(tasks, columns_KM), self.noise_of_columns(ages_M))
 
     def _covariance_of_means(self, tasks: Tasks, columns_KM: IntArray) -> FloatArray:
         if self._table is not None and self._table[0] is tasks:
             return look_up_pair_blocks(self._table[1], columns_KM, columns_KM)
         return self._sum_of_covariances(tasks, columns_KM)
 
-    def _noise_of_columns(self, ages_M: IntArray) -> FloatArray:
+    def covariance_of_all(self, tasks: Tasks) -> FloatArray:
+        """Covariance of the task means (N, N), in units of the rewards' variance; kept for these tasks."""
+        self._check_is_fitted()
+        if self._table is None or self._table[0] is not tasks:
+            self._table = (tasks, self._sum_of_covariances(tasks, np.arange(len(tasks))[None])[0])
+        return self._table[1]
+
+    def noise_of_columns(self, ages_M: IntArray) -> FloatArray:
+        """What a reward of each age adds to its own variance (M,)."""
         # A row with 1e12 times the noise counts for nothing already; more would only overflow.
         return self.variance_shares_K1[-1] * np.exp(np.minimum(-np.log(self.decay) * ages_M, np.log(1e12))) + JITTER
 
@@ -331,11 +339,11 @@ class SelfTuning(LinearSmoother):
         """(K, B, M), see `LinearSmoother.compute_weight_blocks`. Blocks in a row that see the same tasks share one
         solve."""
         self._check_is_fitted()
-        if table_is_worth_it(tasks, columns_KM) and (self._table is None or self._table[0] is not tasks):
-            self._table = (tasks, self._sum_of_covariances(tasks, np.arange(len(tasks))[None])[0])
+        if table_is_worth_it(tasks, columns_KM):
+            self.covariance_of_all(tasks)
         return solve_kriging_weights(
             lambda columns_KM: self._covariance_of_means(tasks, columns_KM),
-            self._noise_of_columns(ages_M),
+            self.noise_of_columns(ages_M),
             columns_KM,
             n_rows,
             visible_KBM,
@@ -349,7 +357,7 @@ class SelfTuning(LinearSmoother):
         varying = self._varying_kernels
         shares = np.where(self.variance_shares_K1[varying] > 1e-6, self.variance_shares_K1[varying], 0.0)
         c_MM = self._covariance_stream_so_far().visible_covariance(batch.tasks, m - n, shares / self.spread_K[varying])
-        noise_M = self._noise_of_columns(np.concatenate([np.zeros(n, np.int64), seen.ages_H]))
+        noise_M = self.noise_of_columns(np.concatenate([np.zeros(n, np.int64), seen.ages_H]))
         if self.noise == "bernoulli" and len(seen):
             noise_M = noise_M + self.variance_shares_K1[-1] * (
                 bernoulli_noise_factors(c_MM, noise_M, seen.rewards_H) - 1

@@ -57,6 +57,11 @@ class Kernel(Component):
         sees nothing."""
         return normalise_log_weights(self.log_weights(tasks, rows_KB, columns_KM, visible_KBM), visible_KBM)
 
+    def classes_of_columns(self, tasks: Tasks, columns_KM: IntArray) -> IntArray | None:
+        """Where each batch's columns fall into classes, with weight 1 within a class and 0 between: the class of each
+        column (K, M), a number from 0 to N - 1, equal for equal tasks. None for all other kernels."""
+        return None
+
     def compute_covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
         """The kernel as a positive semi-definite covariance (K, B, M), 1 for a task with itself; for Kriging.
 

@@ -12,7 +12,7 @@ from rollonce.errors import InputError
 from rollonce.features.base import Feature
 from rollonce.features.length import LogLength
 from rollonce.kernels.base import AllOrNothing, BoolArray
-from rollonce.rollouts import IntArray, Tasks
+from rollonce.rollouts import FloatArray, IntArray, Tasks
 
 
 @register
@@ -41,14 +41,24 @@ class Buckets(AllOrNothing):
         self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray, visible_KBM: BoolArray
     ) -> BoolArray:
         """(K, B, M): whether the column is in the row's bucket. Rows must be among the columns."""
+        value_N = self._value_of_tasks(tasks)
+        edges = self._bucket_edges(value_N[columns_KM])
+        bucket_KM, bucket_KB = ((value_N[at][None] > edges).sum(axis=0) for at in (columns_KM, rows_KB))
+        return bucket_KB[:, :, None] == bucket_KM[:, None, :]
+
+    def classes_of_columns(self, tasks: Tasks, columns_KM: IntArray) -> IntArray | None:
+        """The bucket of each column (K, M)."""
+        value_KM = self._value_of_tasks(tasks)[columns_KM]
+        return (value_KM[None] > self._bucket_edges(value_KM)).sum(axis=0) if self.n <= len(tasks) else None
+
+    def _bucket_edges(self, value_KM: FloatArray) -> FloatArray:
+        """(n - 1, K, 1)."""
+        return np.quantile(value_KM, np.arange(1, self.n) / self.n, axis=1)[:, :, None]
+
+    def _value_of_tasks(self, tasks: Tasks) -> FloatArray:
         matrix = self.feature.transform_tasks(tasks)
         if not isinstance(matrix, np.ndarray) or matrix.shape[1] != 1:
             raise InputError(
                 f"buckets need a feature of one number a task; {self.feature.type!r} gives {matrix.shape[1]}"
             )
-        value_N = matrix[:, 0]
-        value_KM, value_KB = value_N[columns_KM], value_N[rows_KB]
-        edges = np.quantile(value_KM, np.arange(1, self.n) / self.n, axis=1)  # (n - 1, K)
-        bucket_KM = (value_KM[None] > edges[:, :, None]).sum(axis=0)
-        bucket_KB = (value_KB[None] > edges[:, :, None]).sum(axis=0)
-        return bucket_KB[:, :, None] == bucket_KM[:, None, :]
+        return matrix[:, 0]

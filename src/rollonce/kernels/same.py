@@ -27,3 +27,10 @@ class Same(Kernel):
         matrix = np.asarray(self.feature.transform_tasks(tasks))
         equal = (matrix[rows_KB][:, :, None, :] == matrix[columns_KM][:, None, :, :]).all(axis=-1)
         return np.where(equal, 0.0, -np.inf)
+
+    def classes_of_columns(self, tasks: Tasks, columns_KM: IntArray) -> IntArray | None:
+        """Tasks with equal columns are a class (K, M)."""
+        matrix = np.asarray(self.feature.transform_tasks(tasks))
+        if np.isnan(matrix).any():  # which is equal to nothing
+            return None
+        return np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)[columns_KM]

@@ -11,11 +11,12 @@ is unbiased for the MSE of b_i (docs/mathematics.md, "Effective batch size"). No
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from rollonce.baselines import KernelBaseline, LeaveOneOut, LinearSmoother
-from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray
+from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray, Kernel
 from rollonce.rollouts import FloatArray, IntArray, Tasks
+from rollonce.scoring.kriging_errors import kriging_squared_errors
+from rollonce.scoring.pair_sums import PairSums, SeenColumns, runs_of_equal_sets, sums_from_table, sums_of_equal_weights
 from rollonce.scoring.recipe import count_blocks_at_once
 from rollonce.scoring.visibility import make_visibility_blocks
 
@@ -24,70 +25,21 @@ from rollonce.scoring.visibility import make_visibility_blocks
 _TABLE_SPREAD = 300.0
 
 
-# Sums may be reordered (that is what lets them run in vector registers); infinities and NaNs keep their meaning.
-@njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
-def _sums_over_pairs(
-    table: np.ndarray,
-    columns_KM: np.ndarray,
-    n_rows: int,
-    key_N: np.ndarray,
-    factor_M: np.ndarray,
-    mean_N: np.ndarray,
-    v_N: np.ndarray,
-) -> np.ndarray:
-    """``sum_j w``, ``sum_j w m_j`` and ``sum_j w^2 v_j`` over what each row may see (K, B, 3), with ``w`` the factor of
-    the column times the weight of the pair in an N x N table, or in a table of one row for all.
-
-    What a row may see is that of `visibility.make_visibility_blocks`.
-    """
-    n_batches, m = columns_KM.shape
-    out = np.empty((n_batches, n_rows, 3))
-    for k in range(n_batches):
-        column = columns_KM[k]
-        for i in range(n_rows):
-            a = column[i]
-            row = table[a if len(table) > 1 else 0]
-            total, first, second = 0.0, 0.0, 0.0
-            for j in range(m):
-                c = column[j]
-                hidden = c == a if j < n_rows else key_N[c] == key_N[a]
-                x = 0.0 if hidden else factor_M[j] * row[c]
-                total += x
-                first += x * mean_N[c]
-                second += x * x * v_N[c]
-            out[k, i, 0], out[k, i, 1], out[k, i, 2] = total, first, second
-    return out
-
-
-def _errors_from_table(
-    table: FloatArray,
-    shrinkage: float,
-    columns_KM: IntArray,
-    n_rows: int,
-    key_N: IntArray,
-    factor_M: FloatArray,
-    mean_N: FloatArray,
-    v_N: FloatArray,
-) -> FloatArray:
-    """E_i without the noise correction (K, B), where weights depend on the pair alone."""
-
-    def weighted_sums_of(pairs: FloatArray) -> FloatArray:
-        return np.moveaxis(_sums_over_pairs(pairs, columns_KM, n_rows, key_N, factor_M, mean_N, v_N), 2, 0)
-
-    columns_KM = np.ascontiguousarray(columns_KM)  # or the loop is compiled once more
-    own_KB = mean_N[columns_KM[:, :n_rows]]
-    total, first, second = weighted_sums_of(table)
-    if shrinkage == 0 and (total > 0).all():
-        return (first / total - own_KB) ** 2 + second / total**2
-    plain, plain_first, plain_second = weighted_sums_of(np.ones((1, len(key_N))))
+def _errors_from_sums(sums: PairSums, shrinkage: float, seen: SeenColumns, plain: PairSums | None = None) -> FloatArray:
+    """E_i without the noise correction (K, B), where weights depend on the pair alone. ``plain`` are the sums with equal
+    weights, where they are at hand."""
+    own_KB = seen.mean_N[seen.rows_KB]
+    if shrinkage == 0 and (sums.total > 0).all():
+        return (sums.first / sums.total - own_KB) ** 2 + sums.second / sums.total**2
+    plain = sums_of_equal_weights(seen) if plain is None else plain
     with np.errstate(invalid="ignore", divide="ignore"):
-        of_kernel = np.where(total > 0, (1 - shrinkage) / total, 0.0)
-        of_mean = np.where(total > 0, shrinkage, 1.0) / plain
-        spread = of_kernel**2 * second + of_mean**2 * plain_second
+        of_kernel = np.where(sums.total > 0, (1 - shrinkage) / sums.total, 0.0)
+        of_mean = np.where(sums.total > 0, shrinkage, 1.0) / plain.total
+        spread = of_kernel**2 * sums.second + of_mean**2 * plain.second
         if shrinkage:  # w and the plain factor p both hold the factor, so that w p v is f^2 w v
-            spread += 2 * of_kernel * of_mean * weighted_sums_of(np.sqrt(table))[2]
-        out = (of_kernel * first + of_mean * plain_first - own_KB) ** 2 + spread
-    return np.where(plain > 0, out, np.nan)
+            spread += 2 * of_kernel * of_mean * sums.mixed
+        out = (of_kernel * sums.first + of_mean * plain.first - own_KB) ** 2 + spread
+    return np.where(plain.total > 0, out, np.nan)
 
 
 def smoother_squared_errors(
@@ -115,39 +67,87 @@ def smoother_squared_errors(
     NaN where a row sees no other task.
     """
     keys = tasks.prompt_keys
-    fast = _weights_of_pairs(baseline, tasks)
-    if fast is not None:
-        table, shrinkage = fast
-        factor_M = baseline.decay ** ages_M.astype(np.float64)
-        return _errors_from_table(table, shrinkage, columns_KM, n_rows, keys, factor_M, mean_N, v_N)
-    out = np.empty((len(columns_KM), n_rows))
-    chunk = count_blocks_at_once(baseline, n_rows, columns_KM.shape[1])
-    for start in range(0, len(columns_KM), chunk):
-        columns = columns_KM[start : start + chunk]
-        visible = make_visibility_blocks(keys, columns, n_rows)
+    factor_M = baseline.decay ** ages_M.astype(np.float64)
+    seen = SeenColumns(columns_KM, n_rows, keys, factor_M, mean_N, v_N)
+    if isinstance(baseline, LeaveOneOut | KernelBaseline):
+        shared = _errors_by_set(baseline, tasks, seen)
+        if shared is not None:
+            return shared
+    if isinstance(baseline, LeaveOneOut):
+        sums = sums_of_equal_weights(seen)
+        return _errors_from_sums(sums, 0.0, seen, sums)
+    errors_KB = None
+    if isinstance(baseline, KernelBaseline):
+        class_KM = baseline.kernel.classes_of_columns(tasks, columns_KM)
+        table_NN = _weights_of_pairs(baseline.kernel, tasks) if class_KM is None else None
+        if table_NN is not None:
+            return _errors_from_sums(sums_from_table(table_NN, seen), baseline.shrinkage, seen)
+        if class_KM is not None:
+            errors_KB = _errors_from_sums(sums_of_equal_weights(seen, class_KM), baseline.shrinkage, seen)
+    else:
+        errors_KB = kriging_squared_errors(baseline, tasks, seen, ages_M, wanted_KB)
+    if errors_KB is None:
+        return _errors_from_weights(baseline, tasks, seen, ages_M, wanted_KB)
+    if columns_KM.shape[1] > n_rows and seen.prompts_repeat:
+        # From a task whose prompt another one has a window hides more than its own copies.
+        by_weights_KB = (np.bincount(keys)[keys] > 1)[seen.rows_KB]
+        if wanted_KB is not None:
+            by_weights_KB &= wanted_KB
+        blocks = by_weights_KB.any(axis=1)
+        part = seen._replace(columns_KM=columns_KM[blocks])
+        by_weights = _errors_from_weights(baseline, tasks, part, ages_M, by_weights_KB[blocks])
+        errors_KB[blocks] = np.where(by_weights_KB[blocks], by_weights, errors_KB[blocks])
+    return errors_KB
+
+
+def _errors_by_set(baseline: LinearSmoother, tasks: Tasks, seen: SeenColumns) -> FloatArray | None:
+    """E_i (K, B) where many batches see the same tasks, as all do whose window is all other tasks: the errors of these
+    tasks as one batch. None where that is no less work, or where it matters which of the tasks came in the batch: to
+    recency, and to prompts that several tasks have."""
+    n_batches, n_columns = seen.columns_KM.shape
+    if n_columns == seen.n_rows or (seen.factor_M != 1).any() or seen.prompts_repeat:
+        return None
+    first_U, run_K = runs_of_equal_sets(seen.columns_KM, len(tasks))
+    if len(first_U) * n_columns > n_batches * seen.n_rows:
+        return None
+    set_UM, ages_M = seen.columns_KM[first_U], np.zeros(n_columns, np.int64)
+    errors_UM = smoother_squared_errors(baseline, tasks, set_UM, n_columns, ages_M, seen.mean_N, seen.v_N)
+    errors_UN = np.empty((len(first_U), len(tasks)))
+    np.put_along_axis(errors_UN, set_UM, errors_UM, axis=1)
+    return errors_UN[run_K[:, None], seen.rows_KB]
+
+
+def _errors_from_weights(
+    baseline: LinearSmoother, tasks: Tasks, seen: SeenColumns, ages_M: IntArray, wanted_KB: BoolArray | None
+) -> FloatArray:
+    """E_i without the noise correction (K, B), from a table of weights."""
+    n_rows, out = seen.n_rows, np.empty(seen.rows_KB.shape)
+    chunk = count_blocks_at_once(baseline, n_rows, seen.columns_KM.shape[1])
+    for start in range(0, len(out), chunk):
+        columns = seen.columns_KM[start : start + chunk]
+        visible = make_visibility_blocks(seen.key_N, columns, n_rows)
         if wanted_KB is not None:
             visible &= wanted_KB[start : start + chunk, :, None]
         w = baseline.compute_weight_blocks(tasks, columns, n_rows, visible, ages_M)
-        bias = np.einsum("kbm,km->kb", w, mean_N[columns]) - mean_N[columns[:, :n_rows]]
-        spread = np.einsum("kbm,kbm,km->kb", w, w, v_N[columns])
+        bias = np.einsum("kbm,km->kb", w, seen.mean_N[columns]) - seen.mean_N[columns[:, :n_rows]]
+        spread = np.einsum("kbm,kbm,km->kb", w, w, seen.v_N[columns])
         out[start : start + chunk] = np.where(visible.any(axis=2), bias**2 + spread, np.nan)
     return out
 
 
-def _weights_of_pairs(baseline: LinearSmoother, tasks: Tasks) -> tuple[FloatArray, float] | None:
-    """(Weights of pairs, shrinkage) where weights depend on the pair alone; None otherwise."""
+def _weights_of_pairs(kernel: Kernel, tasks: Tasks) -> FloatArray | None:
+    """Weights of pairs (N, N), up to a factor for each row, where they depend on the pair alone; None otherwise."""
     n = len(tasks)
-    if isinstance(baseline, LeaveOneOut):
-        return np.ones((1, n)), 0.0
-    if not isinstance(baseline, KernelBaseline) or not baseline.kernel.pairwise or n > FULL_MATRIX_UP_TO:
+    if not kernel.pairwise or n > FULL_MATRIX_UP_TO:
         return None
     every = np.arange(n)[None]
-    log_w = baseline.kernel.log_weights(tasks, every, every, np.ones((1, n, n), dtype=bool))[0]
-    finite = np.isfinite(log_w) & ~np.eye(n, dtype=bool)
+    log_w = kernel.log_weights(tasks, every, every, np.ones((1, n, n), dtype=bool))[0]
+    own = np.eye(n, dtype=bool)  # what no row sees
+    finite = np.isfinite(log_w) & ~own
     if not finite.any():
-        return np.zeros_like(log_w), baseline.shrinkage
+        return np.zeros_like(log_w)
     top = np.where(finite, log_w, -np.inf).max(axis=1, keepdims=True)
     low = np.where(finite, log_w, np.inf).min(axis=1, keepdims=True)
     if np.nanmax(np.where(np.isfinite(top), top - low, 0.0)) > _TABLE_SPREAD:
         return None
-    return np.exp(log_w - np.where(np.isfinite(top), top, 0.0)), baseline.shrinkage
+    return np.exp(np.where(own, -np.inf, log_w - np.where(np.isfinite(top), top, 0.0)))
