@@ -42,9 +42,15 @@ def negative_log_evidence(
     p_y = inverse @ y_n - u * (u @ y_n) / total
     q = max(float(y_n @ p_y), 1e-12)
     value = -0.5 * logdet - 0.5 * np.log(total) - 0.5 * (n - 1) * np.log(q)
-    # d value / d C = -1/2 P + (n - 1) / (2 q) (P y) (P y)'
-    slope = -0.5 * (inverse - np.outer(u, u) / total) + (0.5 * (n - 1) / q) * np.outer(p_y, p_y)
-    g = np.append(kernels_Knn.reshape(len(kernels_Knn), -1) @ slope.ravel(), np.trace(slope))
+    # d value / d C = -1/2 P + (n - 1) / (2 q) (P y) (P y)', times each kernel and the identity.
+    factor = 0.5 * (n - 1) / q
+    ends_n2 = np.stack([u, p_y], axis=1)
+    of_u, of_y = ((kernels_Knn @ ends_n2) * ends_n2).sum(axis=1).T
+    of_inverse = kernels_Knn.reshape(len(kernels_Knn), -1) @ inverse.ravel()
+    g = np.append(
+        -0.5 * (of_inverse - of_u / total) + factor * of_y,
+        -0.5 * (np.trace(inverse) - float(u @ u) / total) + factor * float(p_y @ p_y),
+    )
     log_pi = np.log(np.maximum(pi, 1e-300))
     gradient = pi * (g - pi @ g) + prior_K1 - prior_K1.sum() * pi
     return -(value + float(prior_K1 @ log_pi)), -gradient

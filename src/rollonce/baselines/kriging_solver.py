@@ -133,7 +133,7 @@ def _weights_of_block_run(
 
 def rows_of_precision(c_UU: FloatArray, at_n: IntArray) -> FloatArray:
     """Rows of the residual precision P (n, U) of one covariance."""
-    if 4 * len(at_n) > len(c_UU):
+    if 12 * len(at_n) > len(c_UU):
         inverse = inverses_of_stack(c_UU[None])[0]
         s_U = inverse.sum(axis=1)
         return inverse[at_n] - np.outer(s_U[at_n], s_U) / s_U.sum()

@@ -199,8 +199,9 @@ class BoostedTrees(Baseline):
             matrix = feature.transform_tasks(history.tasks)
             projection = None
             if isinstance(matrix, SparseRows):
-                projection = _principal_components(matrix, self.components)
-                matrix = matrix.dot_with_transposed(projection[0]) @ projection[1]
+                gram = matrix.dot_with_transposed(matrix)
+                projection = (matrix, _principal_coefficients(gram, self.components))
+                matrix = gram @ projection[1]
             blocks.append(matrix)
             projections.append(projection)
         model = _import_histogram_boosting()(
@@ -280,14 +281,13 @@ def _limit_to_one_thread() -> Any:
     return _openmp_thread_controller().limit(limits=1, user_api="openmp")
 
 
-def _principal_components(matrix: SparseRows, n: int) -> tuple[SparseRows, FloatArray]:
-    """Rows and coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components
-    (uncentred)."""
-    gram = matrix.dot_with_transposed(matrix)
-    values, vectors = np.linalg.eigh(gram)
+def _principal_coefficients(gram_HH: FloatArray, n: int) -> FloatArray:
+    """Coefficients (H, n) so that ``x @ rows.T @ coefficients`` are x's first n principal components (uncentred), from
+    the rows' inner products."""
+    values, vectors = np.linalg.eigh(gram_HH)
     # Beyond the matrix's rank an eigenvector is rounding noise, which the trees would split on: differently for each
     # order of rows.
     n = max(1, min(n, int((values > 1e-9 * max(values[-1], 1e-300)).sum())))
     values, vectors = values[::-1][:n], vectors[:, ::-1][:, :n]
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(n)])
-    return matrix, vectors / np.sqrt(np.maximum(values, 1e-12))
+    return vectors / np.sqrt(np.maximum(values, 1e-12))

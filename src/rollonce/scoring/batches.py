@@ -7,6 +7,7 @@ import numpy as np
 from rollonce.rollouts import FloatArray, IntArray, Rollouts
 
 _ENTRIES_AT_ONCE = 8_000_000
+_CACHED_ENTRIES = 300_000  # what fits the processor's cache
 
 
 def draw_distinct_columns(n_tasks: int, n_columns: int, n_batches: int, rng: np.random.Generator) -> IntArray:
@@ -15,19 +16,19 @@ def draw_distinct_columns(n_tasks: int, n_columns: int, n_batches: int, rng: np.
 
 
 def permutation_heads(n: int, uniform_KM: FloatArray) -> IntArray:
-    """The first M entries of K random permutations of range(n) (K, M), by Fisher and Yates, all K at a time."""
+    """The first M entries of K random permutations of range(n) (K, M), by Fisher and Yates, many of them at a time."""
     n_batches, n_columns = uniform_KM.shape
     out = np.empty((n_batches, n_columns), dtype=np.int64)
-    chunk = max(1, _ENTRIES_AT_ONCE // n)
+    step_M1 = np.arange(n_columns)[:, None]
+    chunk = max(1, _CACHED_ENTRIES // n)
     for start in range(0, n_batches, chunk):
-        uniform_MK = np.ascontiguousarray(uniform_KM[start : start + chunk].T)
-        every = np.arange(uniform_MK.shape[1])
-        order_NK = np.repeat(np.arange(n, dtype=np.int32)[:, None], len(every), axis=1)
+        uniform_MK = uniform_KM[start : start + chunk].T
+        n_chunk = uniform_MK.shape[1]
+        order = np.repeat(np.arange(n), n_chunk)  # (n, K), flat
+        other_MK = (step_M1 + (uniform_MK * (n - step_M1)).astype(np.int64)) * n_chunk + np.arange(n_chunk)
         for i in range(n_columns):
-            other = i + (uniform_MK[i] * (n - i)).astype(np.int64)
-            head = order_NK[other, every]
-            order_NK[other, every] = order_NK[i]
-            out[start : start + chunk, i] = head
+            out[start : start + chunk, i] = order[other_MK[i]]
+            order[other_MK[i]] = order[i * n_chunk : (i + 1) * n_chunk]
     return out
 
 
@@ -73,13 +74,14 @@ def _batches_from_uniform(n_tasks: int, heads_KB: FloatArray, picks_KH: FloatArr
 def pick_other_tasks(heads_KB: IntArray, picks_KH: IntArray, n_tasks: int) -> IntArray:
     """The picks-th of the tasks, in order, that are not in the batch (K, H)."""
     out = np.empty_like(picks_KH)
-    chunk = max(1, _ENTRIES_AT_ONCE // n_tasks)
+    chunk = max(1, _CACHED_ENTRIES // n_tasks)
     for start in range(0, len(heads_KB), chunk):
         heads = heads_KB[start : start + chunk]
         is_other_KN = np.ones((len(heads), n_tasks), dtype=bool)
         np.put_along_axis(is_other_KN, heads, False, axis=1)
-        others = np.nonzero(is_other_KN)[1].reshape(len(heads), -1)
-        out[start : start + chunk] = np.take_along_axis(others, picks_KH[start : start + chunk], axis=1)
+        others = np.broadcast_to(np.arange(n_tasks), is_other_KN.shape)[is_other_KN]
+        first_K1 = np.arange(len(heads))[:, None] * (len(others) // max(1, len(heads)))
+        others.take(first_K1 + picks_KH[start : start + chunk], out=out[start : start + chunk])
     return out
 
 

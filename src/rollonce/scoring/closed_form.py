@@ -26,8 +26,8 @@ _TABLE_SPREAD = 300.0
 
 
 def _errors_from_sums(sums: PairSums, shrinkage: float, seen: SeenColumns, plain: PairSums | None = None) -> FloatArray:
-    """E_i without the noise correction (K, B), where weights depend on the pair alone. ``plain`` are the sums with equal
-    weights, where they are at hand."""
+    """E_i without the noise correction (K, B), where weights depend on the pair alone. ``plain`` are the sums with
+    equal weights, where they are at hand."""
     own_KB = seen.mean_N[seen.rows_KB]
     if shrinkage == 0 and (sums.total > 0).all():
         return (sums.first / sums.total - own_KB) ** 2 + sums.second / sums.total**2

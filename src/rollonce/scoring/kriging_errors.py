@@ -21,6 +21,8 @@ Source: Rasmussen and Williams 2006, section 5.4.2; Dubrule 1983 (groups).
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from rollonce.baselines import Kriging, LinearSmoother, Ridge, SelfTuning
@@ -117,40 +119,76 @@ def _errors_from_precision(
     return np.divide(moved_Kn**2 + spread_Kn, own_Kn**2, out=np.full(own_Kn.shape, np.nan), where=counts_Kn)
 
 
+class _PrecisionRows:
+    """Rows of the residual precision of any selection of the tasks.
+
+    Args:
+        c_NN: Covariance of all task means.
+        noise: Of a reward.
+        n_selections: How many will be asked for. For many, the precision of all tasks is worth its while: that of a
+            selection V follows from it and the rest T, ``P_VV - P_VT P_TT^-1 P_TV``, by a system of the rest's size.
+    """
+
+    def __init__(self, c_NN: FloatArray, noise: float, n_selections: int) -> None:
+        self._c_NN, self._noise, self._n_selections = c_NN, noise, n_selections
+        self._p_NN: FloatArray | None = None
+
+    def follows_from_all_tasks(self, column_M: IntArray) -> bool:
+        """Whether these columns, no two of one task, leave so few tasks that their number decides."""
+        n_rest = len(self._c_NN) - len(column_M)
+        return (
+            0 <= 3 * n_rest < 2 * len(column_M) and self._n_selections > 8 and len(np.unique(column_M)) == len(column_M)
+        )
+
+    def of_first_tasks(self, task_M: IntArray, count_M: IntArray, n: int) -> FloatArray:
+        """The rows (n, M) of the first n of these tasks, of which there are so many copies each."""
+        if (count_M == 1).all() and self.follows_from_all_tasks(task_M):
+            return self._from_all_tasks(task_M, n)
+        c_MM = look_up_pair_blocks(self._c_NN, task_M[None], task_M[None])[0]
+        at = np.arange(len(task_M))
+        c_MM[at, at] += self._noise / count_M
+        return rows_of_precision(c_MM, at[:n])
+
+    def _from_all_tasks(self, task_M: IntArray, n: int) -> FloatArray:
+        if self._p_NN is None:
+            self._p_NN = residual_precision((self._c_NN + self._noise * np.eye(len(self._c_NN)))[None])[0]
+        is_rest_N = np.ones(len(self._c_NN), dtype=bool)
+        is_rest_N[task_M] = False
+        rest_T = np.flatnonzero(is_rest_N)
+        p_nM = look_up_pair_blocks(self._p_NN, task_M[None, :n], task_M[None])[0]
+        if not len(rest_T):
+            return p_nM
+        p_TT, p_TM = (look_up_pair_blocks(self._p_NN, rest_T[None], some[None])[0] for some in (rest_T, task_M))
+        return p_nM - np.linalg.solve(p_TT, p_TM[:, :n]).T @ p_TM
+
+
 def _errors_of_large_sets(c_NN: FloatArray, noise: float, seen: SeenColumns, wanted_KB: BoolArray | None) -> FloatArray:
     """A system for each run of batches that see the same tasks, solved for the rows that are asked for."""
-    n_batches = len(seen.columns_KM)
     first_U, run_K = runs_of_equal_sets(seen.columns_KM, len(seen.key_N))
     bounds = np.searchsorted(run_K, np.arange(len(first_U) + 1))
-    out = np.full((n_batches, seen.n_rows), np.nan)
-    value_N = np.full(len(seen.key_N), np.nan)
+    precision = _PrecisionRows(c_NN, noise, len(first_U))
+    out, value_N = np.full(seen.rows_KB.shape, np.nan), np.full(len(seen.key_N), np.nan)
     for u, first in enumerate(first_U):
         blocks = slice(bounds[u], bounds[u + 1])
         rows = seen.rows_KB[blocks] if wanted_KB is None else seen.rows_KB[blocks][wanted_KB[blocks]]
         task_M, count_M = np.unique(seen.columns_KM[first], return_counts=True)
-        at_n = np.searchsorted(task_M, np.unique(rows))
-        if not len(at_n) or len(task_M) < 2:
+        own_n = np.unique(rows)
+        n = len(own_n)
+        if not n or len(task_M) < 2:
             continue
-        # Rows that are asked for come first.
-        rest = np.ones(len(task_M), dtype=bool)
-        rest[at_n] = False
-        order = np.concatenate([at_n, np.flatnonzero(rest)])
-        task_M, count_M = task_M[order], count_M[order]
-        c_MM = look_up_pair_blocks(c_NN, task_M[None], task_M[None])[0]
-        at = np.arange(len(task_M))
-        c_MM[at, at] += noise / count_M
-        n = len(at_n)
-        p_nM = rows_of_precision(c_MM, at[:n])
-        error_n = _errors_from_precision(
+        rest = np.isin(task_M, own_n, invert=True)
+        count_M = np.concatenate([count_M[~rest], count_M[rest]])
+        task_M = np.concatenate([own_n, task_M[rest]])
+        p_nM, at_n = precision.of_first_tasks(task_M, count_M, n), np.arange(n)
+        value_N[own_n] = _errors_from_precision(
             p_nM[None],
-            p_nM[at[:n], at[:n]][None],
+            p_nM[at_n, at_n][None],
             seen.mean_N[task_M][None],
             (seen.v_N[task_M] / count_M)[None],
             np.ones((1, n), dtype=bool),
         )[0]
-        value_N[task_M[:n]] = error_n
         out[blocks] = value_N[seen.rows_KB[blocks]]
-        value_N[task_M[:n]] = np.nan
+        value_N[own_n] = np.nan
     return out
 
 
@@ -161,27 +199,35 @@ def _errors_without_batch(gram_NN: FloatArray, penalty: float, seen: SeenColumns
     """Errors of ridge; None where a row's window holds hardly anything but copies of it."""
     first_U, run_K = runs_of_equal_sets(seen.columns_KM, len(seen.key_N))
     if 2 * len(first_U) > len(run_K):
-        parts = [_errors_of_window(gram_NN, penalty, seen, k) for k in range(len(run_K))]
+        precision = _PrecisionRows(gram_NN, penalty, len(run_K))
+        parts = [_errors_of_window(gram_NN, penalty, seen, k, precision) for k in range(len(run_K))]
     else:
         bounds = np.searchsorted(run_K, np.arange(len(first_U) + 1))
         parts = [
             _errors_of_shared_set(gram_NN, penalty, seen._replace(columns_KM=seen.columns_KM[start:stop]))
-            for start, stop in zip(bounds, bounds[1:], strict=False)
+            for start, stop in itertools.pairwise(bounds)
         ]
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if len(known) == len(parts) else None
 
 
-def _errors_of_window(gram_NN: FloatArray, penalty: float, seen: SeenColumns, k: int) -> FloatArray | None:
-    """Errors (1, B) of one batch, by a system of its window's size."""
-    row_B = seen.rows_KB[k]
+def _errors_of_window(
+    gram_NN: FloatArray, penalty: float, seen: SeenColumns, k: int, precision: _PrecisionRows
+) -> FloatArray | None:
+    """Errors (1, B) of one batch, whose window no other batch shares."""
+    n_rows, row_B, column_M = seen.n_rows, seen.rows_KB[k], seen.columns_KM[k]
     task_H, count_H = np.unique(seen.window_KH[k], return_counts=True)
-    c_HH, cross_BH = (look_up_pair_blocks(gram_NN, some[None], task_H[None])[0] for some in (task_H, row_B))
-    at = np.arange(len(task_H))
-    c_HH[at, at] += penalty / count_H
-    solved_H = np.linalg.solve(c_HH, np.concatenate([cross_BH, np.ones((1, len(task_H)))]).T).T
-    of_rows, of_ones = solved_H[:-1], solved_H[-1]
-    w_BH = of_rows + (1 - of_rows.sum(axis=1))[:, None] * (of_ones / of_ones.sum())
+    if precision.follows_from_all_tasks(column_M):
+        task_H, count_H = seen.window_KH[k], np.ones(len(seen.window_KH[k]))
+        p_BM = precision.of_first_tasks(column_M, np.ones(len(column_M)), n_rows)
+        w_BH = -np.linalg.solve(p_BM[:, :n_rows], p_BM[:, n_rows:])
+    else:
+        c_HH, cross_BH = (look_up_pair_blocks(gram_NN, some[None], task_H[None])[0] for some in (task_H, row_B))
+        at = np.arange(len(task_H))
+        c_HH[at, at] += penalty / count_H
+        solved = np.linalg.solve(c_HH, np.concatenate([cross_BH, np.ones((1, len(task_H)))]).T).T
+        of_rows, of_ones = solved[:-1], solved[-1]
+        w_BH = of_rows + (1 - of_rows.sum(axis=1))[:, None] * (of_ones / of_ones.sum())
     w_BH[row_B[:, None] == task_H] = 0.0
     total_B = w_BH.sum(axis=1)
     if (np.abs(total_B) < _NOTHING_LEFT).any():

@@ -18,8 +18,8 @@ def sums_by_loop(
     mean_N: np.ndarray,
     v_N: np.ndarray,
 ) -> np.ndarray:
-    """``sum_j w``, ``sum_j w m_j``, ``sum_j w^2 v_j`` and ``sum_j f_j w v_j`` over what each row may see (K, B, 4), with
-    ``w`` the factor f of the column times the weight of the pair in an N x N table."""
+    """``sum_j w``, ``sum_j w m_j``, ``sum_j w^2 v_j`` and ``sum_j f_j w v_j`` over what each row may see (K, B, 4),
+    with ``w`` the factor f of the column times the weight of the pair in an N x N table."""
     n_batches, m = columns_KM.shape
     out = np.empty((n_batches, n_rows, 4))
     for k in range(n_batches):
