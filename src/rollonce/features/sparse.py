@@ -11,6 +11,7 @@ import numpy as np
 from rollonce.rollouts import FloatArray, IntArray
 
 _FEW_ROWS = 64
+_MANY_ROWS, _RARE = 600, 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +82,27 @@ class SparseRows:
 
     def _gram_matrix_of_rows(self) -> FloatArray:
         """``self @ self.T``. Columns that occur in one row only add to the diagonal alone; of n-grams that is most of
-        them."""
+        them. Of many rows, columns that few of them have are multiplied pair by pair."""
+        n = len(self)
         # A table over all columns is quickest unless there are very many.
         place = self.indices if self.n_columns <= 1_000_000 else np.unique(self.indices, return_inverse=True)[1]
-        shared = np.bincount(place) > 1
-        row, kept = np.repeat(np.arange(len(self)), np.diff(self.indptr)), shared[place]
-        dense = np.zeros((len(self), int(shared.sum())))
-        dense[row[kept], (np.cumsum(shared) - 1)[place[kept]]] = self.data[kept]
+        size = np.bincount(place)
+        common = size > (_RARE * n if n > _MANY_ROWS else 1)
+        row, kept = np.repeat(np.arange(n), np.diff(self.indptr)), common[place]
+        dense = np.zeros((n, int(common.sum())))
+        dense[row[kept], (np.cumsum(common) - 1)[place[kept]]] = self.data[kept]
         out = dense @ dense.T
-        out[np.diag_indices(len(self))] += np.bincount(row[~kept], self.data[~kept] ** 2, minlength=len(self))
-        return out
+        if n <= _MANY_ROWS:
+            out[np.diag_indices(n)] += np.bincount(row[~kept], self.data[~kept] ** 2, minlength=n)
+            return out
+        # All pairs within each rare column, the rows of a column end to end.
+        at = np.flatnonzero(~kept)
+        at = at[np.argsort(place[at], kind="stable")]
+        row, data, partners = row[at], self.data[at], size[place[at]]
+        first = np.cumsum(np.bincount(place[at], minlength=len(size))) - np.where(common, 0, size)
+        right = np.repeat(first[place[at]] - np.cumsum(partners) + partners, partners) + np.arange(partners.sum())
+        cell = np.repeat(row * n, partners) + row[right]
+        return out + np.bincount(cell, np.repeat(data, partners) * data[right], n * n).reshape(n, n)
 
     def _dot_in_any_order(self, other: SparseRows) -> FloatArray:
         """``self @ other.T`` for a few rows and many: columns that most rows have by a matrix product, all others pair

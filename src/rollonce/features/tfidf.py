@@ -7,6 +7,7 @@ of the published kernel ("word TF-IDF vectors of prompts", post "You Only Rollou
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -105,7 +106,19 @@ class Tfidf(Feature):
         Raises:
             InputError: if no prompt holds a term.
         """
-        prompts = tasks_from_prompts(tasks).prompts
+        tasks = tasks_from_prompts(tasks)
+        name, cache = ("tfidf", json.dumps(self.config(), sort_keys=True)), tasks.root._cache
+        if tasks.index_N is not None or name not in cache:
+            self.vocabulary_, self.idf_ = self._count_terms(tasks.prompts)
+            super().fit(tasks)
+            if tasks.index_N is not None:
+                return self
+            cache[name] = (self.vocabulary_, self.idf_, self.matrix_cache_key[1])
+        self.vocabulary_, self.idf_, self._key = cache[name]  # many baselines of a board read the same words
+        return self
+
+    def _count_terms(self, prompts: Sequence[str]) -> tuple[dict[str, int], FloatArray]:
+        """Vocabulary and IDF."""
         document_frequency: Counter[str] = Counter()
         term_frequency: Counter[str] = Counter()
         for p in prompts:
@@ -121,10 +134,8 @@ class Tfidf(Feature):
                 f"tfidf found no term in {len(prompts)} prompts (analyzer={self.analyzer!r}, min_df={self.min_df}); "
                 "are the prompts empty?"
             )
-        self.vocabulary_ = {t: i for i, t in enumerate(kept)}
         df = np.array([document_frequency[t] for t in kept], dtype=np.float64)
-        self.idf_ = np.log((1 + len(prompts)) / (1 + df)) + 1
-        return super().fit(tasks)
+        return {t: i for i, t in enumerate(kept)}, np.log((1 + len(prompts)) / (1 + df)) + 1
 
     def compute_feature_matrix(self, tasks: Tasks) -> SparseRows:
         """(N, vocabulary) sparse rows of unit length.

@@ -81,7 +81,7 @@ def smoother_squared_errors(
         class_KM = baseline.kernel.classes_of_columns(tasks, columns_KM)
         table_NN = _weights_of_pairs(baseline.kernel, tasks) if class_KM is None else None
         if table_NN is not None:
-            return _errors_from_sums(sums_from_table(table_NN, seen), baseline.shrinkage, seen)
+            return _errors_from_sums(sums_from_table(table_NN, seen, baseline.shrinkage > 0), baseline.shrinkage, seen)
         if class_KM is not None:
             errors_KB = _errors_from_sums(sums_of_equal_weights(seen, class_KM), baseline.shrinkage, seen)
     else:

@@ -17,6 +17,7 @@ What a row may see says `rollonce.scoring.visibility`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from rollonce.rollouts import FloatArray, IntArray
 _PAIRS_PER_ENTRY = 1 / 16
 # Products over so many entries take less time than loading the loop.
 _FEW_ENTRIES = 30_000_000
-_ENTRIES_AT_ONCE = 2_000_000
+_ENTRIES_AT_ONCE = 50_000  # of a table of batches and tasks: what fits the processor's cache
 
 
 class SeenColumns(NamedTuple):
@@ -126,46 +127,49 @@ def _chunk_of_equal_weights(seen: SeenColumns, class_KM: IntArray | None) -> Pai
     return PairSums(total, first, second, second)
 
 
-def sums_from_table(table_NN: FloatArray, seen: SeenColumns) -> PairSums:
-    """With the weights of an N x N table."""
+def sums_from_table(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool = True) -> PairSums:
+    """With the weights of an N x N table; ``mixed`` may be anything where it is not asked for."""
     n_batches, n_columns = seen.columns_KM.shape
     pairs, entries = n_batches * seen.n_rows * n_columns, n_batches * len(table_NN) ** 2
     if entries <= max(_FEW_ENTRIES, pairs / _PAIRS_PER_ENTRY):
-        return sums_by_products(table_NN, seen)
+        return sums_by_products(table_NN, seen, with_mixed)
     from rollonce.scoring.pair_loop import sums_by_loop
 
     columns_KM = np.ascontiguousarray(seen.columns_KM)  # or the loop is compiled once more
     return PairSums(*np.moveaxis(sums_by_loop(table_NN, columns_KM, *seen[1:]), 2, 0))
 
 
-def sums_by_products(table_NN: FloatArray, seen: SeenColumns) -> PairSums:
+def sums_by_products(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool = True) -> PairSums:
     """The sums by matrix products."""
     n, chunk = len(table_NN), max(1, _ENTRIES_AT_ONCE // len(table_NN))
     other_id_NN = np.where(np.eye(n, dtype=bool), 0.0, table_NN)
     other_prompt_NN = np.where(seen.key_N[:, None] == seen.key_N, 0.0, table_NN)
-    out = np.empty((4, *seen.rows_KB.shape))
+    out = np.zeros((4, *seen.rows_KB.shape))
     for start in range(0, len(seen.columns_KM), chunk):
-        blocks = slice(start, start + chunk)
-        counts_KN = _counts_of_tasks(seen.rows_KB[blocks], n)
-        sums_4KN = _products(other_id_NN, counts_KN, counts_KN, seen)
-        if seen.factor_H.size:
-            window_KH = seen.window_KH[blocks]
+        rows_KB, window_KH = seen.rows_KB[start : start + chunk], seen.window_KH[start : start + chunk]
+        counts_KN = _counts_of_tasks(rows_KB, n)
+        products = list(_products(other_id_NN, counts_KN, counts_KN, seen, with_mixed))
+        if window_KH.size:
             factor_KH = np.broadcast_to(seen.factor_H, window_KH.shape)
             factors_KN, squares_KN = (_counts_of_tasks(window_KH, n, f) for f in (factor_KH, factor_KH**2))
-            sums_4KN += _products(other_prompt_NN, factors_KN, squares_KN, seen)
-        out[:, blocks] = np.take_along_axis(sums_4KN, seen.rows_KB[None, blocks], axis=2)
+            of_window = _products(other_prompt_NN, factors_KN, squares_KN, seen, with_mixed)
+            products = [a + b for a, b in zip(products, of_window, strict=True)]
+        place_KB = rows_KB + np.arange(len(rows_KB))[:, None] * n
+        for total, sums_KN in zip(out, products, strict=False):
+            sums_KN.take(place_KB, out=total[start : start + chunk])
     return PairSums(*out)
 
 
-def _products(table_NN: FloatArray, factors_KN: FloatArray, squares_KN: FloatArray, seen: SeenColumns) -> FloatArray:
-    """The four sums (4, K, N) for every task as the row, from the sums of factors and of their squares by task."""
+def _products(
+    table_NN: FloatArray, factors_KN: FloatArray, squares_KN: FloatArray, seen: SeenColumns, with_mixed: bool
+) -> Iterator[FloatArray]:
+    """The sums (K, N) for every task as the row, from the sums of factors and of their squares by task."""
     spread_KN = squares_KN * seen.v_N
-    out = np.empty((4, *factors_KN.shape))
-    np.matmul(factors_KN, table_NN.T, out=out[0])
-    np.matmul(factors_KN * seen.mean_N, table_NN.T, out=out[1])
-    np.matmul(spread_KN, (table_NN**2).T, out=out[2])
-    np.matmul(spread_KN, table_NN.T, out=out[3])
-    return out
+    yield factors_KN @ table_NN.T
+    yield (factors_KN * seen.mean_N) @ table_NN.T
+    yield spread_KN @ (table_NN**2).T
+    if with_mixed:
+        yield spread_KN @ table_NN.T
 
 
 def _counts_of_tasks(task_KM: IntArray, n: int, weight_KM: FloatArray | None = None) -> FloatArray:
@@ -176,7 +180,7 @@ def _counts_of_tasks(task_KM: IntArray, n: int, weight_KM: FloatArray | None = N
 
 
 def _look_up(table_KN: FloatArray, task_KB: IntArray) -> FloatArray:
-    return np.take_along_axis(table_KN, task_KB, axis=1)
+    return table_KN.take(task_KB + np.arange(len(task_KB))[:, None] * table_KN.shape[1])
 
 
 def runs_of_equal_sets(columns_KM: IntArray, n_tasks: int) -> tuple[IntArray, IntArray]:
