@@ -55,7 +55,7 @@ def inverses_of_stack(c_KMM: FloatArray) -> FloatArray:
 
 def _inverses_by_elimination(c_KMM: FloatArray) -> FloatArray:
     """By Gauss and Jordan, a pivot of all K matrices at a time."""
-    a_MMK = np.ascontiguousarray(np.moveaxis(c_KMM, 0, 2))
+    a_MMK = np.array(np.moveaxis(c_KMM, 0, 2), order="C")  # a copy always
     for i in range(len(a_MMK)):
         factor_K = 1 / a_MMK[i, i]
         row_MK, column_MK = a_MMK[i] * factor_K, a_MMK[:, i].copy()

@@ -23,6 +23,7 @@ BoolArray = np.typing.NDArray[np.bool_]
 
 # Up to this many tasks the full N x N similarity is computed once and looked up (33 MB); above it, per block.
 FULL_MATRIX_UP_TO = 2048
+_SHORT_ROWS, _PLACES_AT_ONCE = 128, 50_000
 
 
 class Kernel(Component):
@@ -179,9 +180,17 @@ def shared_pair_table(tasks: Tasks, name: tuple[Any, ...], compute: Callable[[],
 
 def look_up_pair_blocks(table_NN: FloatArray, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:
     """``table[rows, columns]`` of every pair, block by block (K, B, M)."""
-    out = np.empty((*rows_KB.shape, columns_KM.shape[1]), dtype=table_NN.dtype)
-    for k in range(len(rows_KB)):  # several times as fast as one index over all blocks
-        table_NN.take(rows_KB[k], axis=0).take(columns_KM[k], axis=1, out=out[k])
+    n_blocks, n_columns = columns_KM.shape
+    out = np.empty((*rows_KB.shape, n_columns), dtype=table_NN.dtype)
+    if n_columns > _SHORT_ROWS:
+        for k in range(n_blocks):  # several times as fast as one index over all blocks
+            table_NN.take(rows_KB[k], axis=0).take(columns_KM[k], axis=1, out=out[k])
+        return out
+    flat, width = table_NN.ravel(), table_NN.shape[1]
+    chunk = max(1, _PLACES_AT_ONCE // max(1, rows_KB.shape[1] * n_columns))
+    for start in range(0, n_blocks, chunk):
+        rows, columns = rows_KB[start : start + chunk], columns_KM[start : start + chunk]
+        flat.take((rows * width)[:, :, None] + columns[:, None, :], out=out[start : start + chunk], mode="clip")
     return out
 
 

@@ -76,24 +76,29 @@ def smoother_squared_errors(
     if isinstance(baseline, LeaveOneOut):
         sums = sums_of_equal_weights(seen)
         return _errors_from_sums(sums, 0.0, seen, sums)
-    errors_KB = None
+    # From a task whose prompt another one has a window hides more than its own copies.
+    by_weights_KB = (np.bincount(keys)[keys] > 1)[seen.rows_KB] & (columns_KM.shape[1] > n_rows)
     if isinstance(baseline, KernelBaseline):
         class_KM = baseline.kernel.classes_of_columns(tasks, columns_KM)
         table_NN = _weights_of_pairs(baseline.kernel, tasks) if class_KM is None else None
-        if table_NN is not None:
-            return _errors_from_sums(sums_from_table(table_NN, seen, baseline.shrinkage > 0), baseline.shrinkage, seen)
         if class_KM is not None:
-            errors_KB = _errors_from_sums(sums_of_equal_weights(seen, class_KM), baseline.shrinkage, seen)
+            sums = sums_of_equal_weights(seen, class_KM)
+        elif table_NN is not None:
+            sums = sums_from_table(table_NN, seen, baseline.shrinkage > 0)
+            by_weights_KB[:] = False
+        else:
+            return _errors_from_weights(baseline, tasks, seen, ages_M, wanted_KB)
+        errors_KB = _errors_from_sums(sums, baseline.shrinkage, seen)
+        if baseline.decay != 1:  # where the kernel has no weight, it falls back to a mean without recency
+            by_weights_KB |= sums.total <= 0
     else:
         errors_KB = kriging_squared_errors(baseline, tasks, seen, ages_M, wanted_KB)
-    if errors_KB is None:
-        return _errors_from_weights(baseline, tasks, seen, ages_M, wanted_KB)
-    if columns_KM.shape[1] > n_rows and seen.prompts_repeat:
-        # From a task whose prompt another one has a window hides more than its own copies.
-        by_weights_KB = (np.bincount(keys)[keys] > 1)[seen.rows_KB]
-        if wanted_KB is not None:
-            by_weights_KB &= wanted_KB
-        blocks = by_weights_KB.any(axis=1)
+        if errors_KB is None:
+            return _errors_from_weights(baseline, tasks, seen, ages_M, wanted_KB)
+    if wanted_KB is not None:
+        by_weights_KB &= wanted_KB
+    blocks = by_weights_KB.any(axis=1)
+    if blocks.any():
         part = seen._replace(columns_KM=columns_KM[blocks])
         by_weights = _errors_from_weights(baseline, tasks, part, ages_M, by_weights_KB[blocks])
         errors_KB[blocks] = np.where(by_weights_KB[blocks], by_weights, errors_KB[blocks])

@@ -35,6 +35,7 @@ from rollonce.scoring.pair_sums import SeenColumns, runs_of_equal_sets
 _SMALL = 64  # columns up to which many systems are solved at once
 _ENTRIES_AT_ONCE = 200_000  # what fits the processor's cache
 _NOTHING_LEFT = 1e-6
+_DROWNING = 1e15
 
 
 def kriging_squared_errors(
@@ -66,57 +67,54 @@ def kriging_squared_errors(
         return _errors_without_batch(baseline.gram_of_all(tasks), baseline.penalty, seen) if n_window else None
     assert isinstance(baseline, Kriging | SelfTuning)
     noise = float(baseline.noise_of_columns(ages_M[:1])[0])
-    errors = _errors_of_small_sets if n_columns <= _SMALL else _errors_of_large_sets
-    return errors(baseline.covariance_of_all(tasks), noise, seen, wanted_KB)
+    c_NN = baseline.covariance_of_all(tasks)
+    if n_columns <= _SMALL:
+        return _errors_of_small_sets(c_NN, noise, seen)
+    return _errors_of_large_sets(c_NN, noise, seen, wanted_KB)
 
 
 # ---------------------------------------------------------------------- leaving out the own task
 
 
-def _errors_of_small_sets(c_NN: FloatArray, noise: float, seen: SeenColumns, _: BoolArray | None) -> FloatArray:
-    """A system for each batch, many at a time. A copy of a task that came before is a row of its own that nothing
-    depends on."""
-    first_U, run_K = runs_of_equal_sets(seen.columns_KM, len(seen.key_N))
-    chunk = max(1, _ENTRIES_AT_ONCE // seen.columns_KM.shape[1] ** 2)
-    out = np.empty(seen.rows_KB.shape)
+def _errors_of_small_sets(c_NN: FloatArray, noise: float, seen: SeenColumns) -> FloatArray:
+    """A system for each run of batches that see the same tasks, many at a time. A copy of a task that came before is a
+    column of its own, with so much noise that it counts for nothing."""
+    n, n_columns = len(seen.key_N), seen.columns_KM.shape[1]
+    first_U, run_K = runs_of_equal_sets(seen.columns_KM, n)
+    chunk = max(1, _ENTRIES_AT_ONCE // n_columns**2)
+    at, out = np.arange(n_columns), np.empty(seen.rows_KB.shape)
     for start in range(0, len(first_U), chunk):
         task_UM = seen.columns_KM[first_U[start : start + chunk]]
-        at = np.arange(task_UM.shape[1])
+        every_U = np.arange(len(task_UM))
+        count_UN, place_UN = np.zeros((len(task_UM), n)), np.empty((len(task_UM), n), dtype=np.int64)
+        for j in at[::-1]:
+            count_UN[every_U, task_UM[:, j]] += 1
+            place_UN[every_U, task_UM[:, j]] = j
+        count_UM, place_UM = (np.take_along_axis(table, task_UM, axis=1) for table in (count_UN, place_UN))
+        is_first_UM = place_UM == at
         c_UMM = look_up_pair_blocks(c_NN, task_UM, task_UM)
-        count_UM = np.ones(task_UM.shape)
-        is_first_UM = np.ones(task_UM.shape, dtype=bool)
-        sorted_UM = np.sort(task_UM, axis=1)
-        copies = np.flatnonzero((sorted_UM[:, 1:] == sorted_UM[:, :-1]).any(axis=1))
-        if len(copies):
-            same = task_UM[copies, :, None] == task_UM[copies, None, :]
-            count_UM[copies], is_first_UM[copies] = same.sum(axis=2), ~np.tril(same, -1).any(axis=2)
-            own = is_first_UM[copies]
-            c_UMM[copies] *= own[:, :, None] & own[:, None, :]
-        c_UMM[:, at, at] += noise / count_UM
-        inverse = inverses_of_stack(c_UMM)
-        inverse[:, at, at] *= is_first_UM  # and P is that of the first copies alone
-        s_UM = (inverse @ is_first_UM[:, :, None])[:, :, 0] * is_first_UM
-        p_UMM = inverse - s_UM[:, :, None] * (s_UM / s_UM.sum(axis=1)[:, None])[:, None, :]
-        sees_any_UM = is_first_UM & (is_first_UM.sum(axis=1, keepdims=True) > 1)
-        error_UM = _errors_from_precision(
-            p_UMM, p_UMM[:, at, at], seen.mean_N[task_UM], seen.v_N[task_UM] / count_UM, sees_any_UM
-        )
-        value_UN = np.empty((len(task_UM), len(seen.key_N)))
-        block, place = np.nonzero(is_first_UM)
-        value_UN[block, task_UM[block, place]] = error_UM[block, place]
+        c_UMM[:, at, at] += np.where(is_first_UM, noise / count_UM, _DROWNING * noise)
+        error_UM = _errors_from_inverses(inverses_of_stack(c_UMM), seen.mean_N[task_UM], seen.v_N[task_UM] / count_UM)
+        error_UM[is_first_UM.sum(axis=1) < 2] = np.nan
+        errors_UN = np.empty(count_UN.shape)
+        np.put_along_axis(errors_UN, task_UM, np.take_along_axis(error_UM, place_UM, axis=1), axis=1)
         blocks = slice(*np.searchsorted(run_K, [start, start + len(task_UM)]))
-        out[blocks] = value_UN[(run_K[blocks] - start)[:, None], seen.rows_KB[blocks]]
+        out[blocks] = errors_UN[(run_K[blocks] - start)[:, None], seen.rows_KB[blocks]]
     return out
 
 
-def _errors_from_precision(
-    p_KnM: FloatArray, own_Kn: FloatArray, mean_KM: FloatArray, v_KM: FloatArray, counts_Kn: BoolArray
-) -> FloatArray:
-    """E_i (K, n) from rows of P whose own tasks have the mean and variance of the first n columns."""
-    n = p_KnM.shape[1]
-    moved_Kn = (p_KnM @ mean_KM[:, :, None])[:, :, 0]
-    spread_Kn = (p_KnM**2 @ v_KM[:, :, None])[:, :, 0] - own_Kn**2 * v_KM[:, :n]
-    return np.divide(moved_Kn**2 + spread_Kn, own_Kn**2, out=np.full(own_Kn.shape, np.nan), where=counts_Kn)
+def _errors_from_inverses(inverse_KMM: FloatArray, mean_KM: FloatArray, v_KM: FloatArray) -> FloatArray:
+    """E_i (K, M) from inverse covariances C^-1, which are squared in place, with ``P = C^-1 - s s' / sum(s)``
+    multiplied out; s are the row sums."""
+    s_KM = inverse_KMM.sum(axis=2)
+    share_KM = s_KM / s_KM.sum(axis=1, keepdims=True)
+    own_KM = np.einsum("kii->ki", inverse_KMM) - share_KM * s_KM
+    times = inverse_KMM @ np.stack([mean_KM, s_KM * v_KM], axis=2)
+    moved_KM = times[:, :, 0] - share_KM * (s_KM * mean_KM).sum(axis=1, keepdims=True)
+    squares_KM = (np.square(inverse_KMM, out=inverse_KMM) @ v_KM[:, :, None])[:, :, 0]
+    squares_KM += share_KM * (share_KM * (s_KM**2 * v_KM).sum(axis=1, keepdims=True) - 2 * times[:, :, 1])
+    own_KM[own_KM <= 0] = np.nan  # of a batch that sees one task only
+    return (moved_KM**2 + squares_KM) / own_KM**2 - v_KM
 
 
 class _PrecisionRows:
@@ -180,13 +178,8 @@ def _errors_of_large_sets(c_NN: FloatArray, noise: float, seen: SeenColumns, wan
         count_M = np.concatenate([count_M[~rest], count_M[rest]])
         task_M = np.concatenate([own_n, task_M[rest]])
         p_nM, at_n = precision.of_first_tasks(task_M, count_M, n), np.arange(n)
-        value_N[own_n] = _errors_from_precision(
-            p_nM[None],
-            p_nM[at_n, at_n][None],
-            seen.mean_N[task_M][None],
-            (seen.v_N[task_M] / count_M)[None],
-            np.ones((1, n), dtype=bool),
-        )[0]
+        diagonal_n, v_M = p_nM[at_n, at_n], seen.v_N[task_M] / count_M
+        value_N[own_n] = ((p_nM @ seen.mean_N[task_M]) ** 2 + p_nM**2 @ v_M) / diagonal_n**2 - v_M[:n]
         out[blocks] = value_N[seen.rows_KB[blocks]]
         value_N[own_n] = np.nan
     return out
