@@ -191,3 +191,31 @@ def test_ngrams_too_long_for_a_number_are_found_all_the_same():
     np.testing.assert_array_equal(
         few.compute_feature_matrix(Tasks(["aab a", "ba"])).to_dense() > 0, [[True, True, True], [True, False, False]]
     )
+
+
+def test_rare_terms_of_many_rows_multiply_as_all_others():
+    rng = np.random.default_rng(1)
+    prompts = [
+        f"task {i % 7} of family{i % 90} with {' '.join(f'w{w}' for w in rng.integers(900, size=5))}"
+        for i in range(700)
+    ]
+    for options in ({}, {"analyzer": "char_wb", "ngrams": (3, 5)}):
+        x = Tfidf(**options).fit(prompts).compute_feature_matrix(Tasks(prompts))
+        dense = x.to_dense()
+        np.testing.assert_allclose(x.dot_with_transposed(x), dense @ dense.T, atol=1e-14)
+
+
+def test_features_of_one_table_share_what_they_counted_and_nothing_else():
+    prompts = ["one two three", "two three four", "five"]
+    tasks, others = Tasks(prompts), Tasks(["six seven", "seven"])
+    first, second, plain = Tfidf().fit(tasks), Tfidf().fit(tasks), Tfidf().fit(prompts)
+    assert second.vocabulary_ is first.vocabulary_
+    assert plain.vocabulary_ == first.vocabulary_
+    np.testing.assert_array_equal(second.idf_, plain.idf_)
+    assert second.matrix_cache_key == plain.matrix_cache_key
+    second.fit(others)
+    assert list(second.vocabulary_) == ["seven", "six"]
+    assert second.matrix_cache_key != first.matrix_cache_key == plain.matrix_cache_key
+    of_some = Tfidf().fit(tasks.take([2]))
+    assert list(of_some.vocabulary_) == ["five"]
+    assert len(Tfidf(min_df=2).fit(tasks).vocabulary_) == 2

@@ -39,7 +39,7 @@ def inverses_of_stack(c_KMM: FloatArray) -> FloatArray:
     twice as fast as numpy's ``inv``, and four times of one large one."""
     n = c_KMM.shape[-1]
     if len(c_KMM) < _FEW and n <= 64:
-        return np.linalg.inv(c_KMM)
+        return np.asarray(np.linalg.inv(c_KMM), np.float64)
     if len(c_KMM) >= _FEW and n <= _ELIMINATED_UP_TO:
         return _inverses_by_elimination(c_KMM)
     m = n // 2

@@ -90,7 +90,8 @@ def _errors_of_small_sets(c_NN: FloatArray, noise: float, seen: SeenColumns) -> 
         for j in at[::-1]:
             count_UN[every_U, task_UM[:, j]] += 1
             place_UN[every_U, task_UM[:, j]] = j
-        count_UM, place_UM = (np.take_along_axis(table, task_UM, axis=1) for table in (count_UN, place_UN))
+        count_UM = np.take_along_axis(count_UN, task_UM, axis=1)
+        place_UM = np.take_along_axis(place_UN, task_UM, axis=1)
         is_first_UM = place_UM == at
         c_UMM = look_up_pair_blocks(c_NN, task_UM, task_UM)
         c_UMM[:, at, at] += np.where(is_first_UM, noise / count_UM, _DROWNING * noise)
@@ -150,13 +151,14 @@ class _PrecisionRows:
     def _from_all_tasks(self, task_M: IntArray, n: int) -> FloatArray:
         if self._p_NN is None:
             self._p_NN = residual_precision((self._c_NN + self._noise * np.eye(len(self._c_NN)))[None])[0]
+        p_NN = self._p_NN
         is_rest_N = np.ones(len(self._c_NN), dtype=bool)
         is_rest_N[task_M] = False
         rest_T = np.flatnonzero(is_rest_N)
-        p_nM = look_up_pair_blocks(self._p_NN, task_M[None, :n], task_M[None])[0]
+        p_nM = look_up_pair_blocks(p_NN, task_M[None, :n], task_M[None])[0]
         if not len(rest_T):
             return p_nM
-        p_TT, p_TM = (look_up_pair_blocks(self._p_NN, rest_T[None], some[None])[0] for some in (rest_T, task_M))
+        p_TT, p_TM = (look_up_pair_blocks(p_NN, rest_T[None], some[None])[0] for some in (rest_T, task_M))
         return p_nM - np.linalg.solve(p_TT, p_TM[:, :n]).T @ p_TM
 
 
@@ -212,7 +214,7 @@ def _errors_of_window(
     task_H, count_H = np.unique(seen.window_KH[k], return_counts=True)
     if precision.follows_from_all_tasks(column_M):
         task_H, count_H = seen.window_KH[k], np.ones(len(seen.window_KH[k]))
-        p_BM = precision.of_first_tasks(column_M, np.ones(len(column_M)), n_rows)
+        p_BM = precision.of_first_tasks(column_M, np.ones(len(column_M), np.int64), n_rows)
         w_BH = -np.linalg.solve(p_BM[:, :n_rows], p_BM[:, n_rows:])
     else:
         c_HH, cross_BH = (look_up_pair_blocks(gram_NN, some[None], task_H[None])[0] for some in (task_H, row_B))
@@ -237,6 +239,7 @@ def _errors_of_shared_set(gram_NN: FloatArray, penalty: float, seen: SeenColumns
     c_MM[:, at, at] += penalty
     p_MM = residual_precision(c_MM)[0]
     mean_M, v_M = seen.mean_N[task_M], seen.v_N[task_M]
+    begin_M, end_M = (np.searchsorted(task_M, task_M, side=side) for side in ("left", "right"))
     r_MM, moved_M = (p_MM * v_M) @ p_MM, p_MM @ mean_M
     # Where the batch's rows stand among the columns, a place of its own for each copy of a task.
     order_KM = np.argsort(seen.columns_KM, axis=1, kind="stable")
@@ -253,7 +256,7 @@ def _errors_of_shared_set(gram_NN: FloatArray, penalty: float, seen: SeenColumns
         # Copies of a row's own task in the window, all of one weight: it is taken out of the sums.
         in_batch_KM = np.zeros((len(place_KB), n_columns + 1), dtype=bool)
         np.put_along_axis(in_batch_KM, place_KB, True, axis=1)
-        begin_KB, end_KB = (np.searchsorted(task_M, task_M[place_KB], side=side) for side in ("left", "right"))
+        begin_KB, end_KB = begin_M[place_KB], end_M[place_KB]
         next_KM = np.minimum.accumulate(np.where(in_batch_KM, n_columns, np.arange(n_columns + 1))[:, ::-1], axis=1)
         copy_KB = np.take_along_axis(next_KM[:, ::-1], begin_KB, axis=1)
         has_copy_KB = copy_KB < end_KB

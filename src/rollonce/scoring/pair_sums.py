@@ -136,7 +136,8 @@ def sums_from_table(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool = 
     from rollonce.scoring.pair_loop import sums_by_loop
 
     columns_KM = np.ascontiguousarray(seen.columns_KM)  # or the loop is compiled once more
-    return PairSums(*np.moveaxis(sums_by_loop(table_NN, columns_KM, *seen[1:]), 2, 0))
+    sums_KB4: FloatArray = np.asarray(sums_by_loop(table_NN, columns_KM, *seen[1:]))
+    return PairSums(*np.moveaxis(sums_KB4, 2, 0))
 
 
 def sums_by_products(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool = True) -> PairSums:
