@@ -60,7 +60,8 @@ class Kernel(Component):
 
     def classes_of_columns(self, tasks: Tasks, columns_KM: IntArray) -> IntArray | None:
         """Where each batch's columns fall into classes, with weight 1 within a class and 0 between: the class of each
-        column (K, M), a number from 0 to N - 1, equal for equal tasks. None for all other kernels."""
+        column (K, M), a number from 0 to N - 1, equal for equal tasks. None for all other kernels. A scorer takes
+        the errors from it alone: who changes the weights of such a kernel changes this."""
         return None
 
     def compute_covariance(self, tasks: Tasks, rows_KB: IntArray, columns_KM: IntArray) -> FloatArray:

@@ -149,9 +149,10 @@ class _PrecisionRows:
         return rows_of_precision(c_MM, at[:n])
 
     def _from_all_tasks(self, task_M: IntArray, n: int) -> FloatArray:
-        if self._p_NN is None:
-            self._p_NN = residual_precision((self._c_NN + self._noise * np.eye(len(self._c_NN)))[None])[0]
         p_NN = self._p_NN
+        if p_NN is None:
+            p_NN = residual_precision((self._c_NN + self._noise * np.eye(len(self._c_NN)))[None])[0]
+            self._p_NN = p_NN
         is_rest_N = np.ones(len(self._c_NN), dtype=bool)
         is_rest_N[task_M] = False
         rest_T = np.flatnonzero(is_rest_N)

@@ -18,7 +18,7 @@ What a row may see says `rollonce.scoring.visibility`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -136,8 +136,8 @@ def sums_from_table(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool = 
     from rollonce.scoring.pair_loop import sums_by_loop
 
     columns_KM = np.ascontiguousarray(seen.columns_KM)  # or the loop is compiled once more
-    sums_KB4: FloatArray = np.asarray(sums_by_loop(table_NN, columns_KM, *seen[1:]))
-    return PairSums(*np.moveaxis(sums_KB4, 2, 0))
+    sums_KB4: Any = sums_by_loop(table_NN, columns_KM, *seen[1:])
+    return PairSums(*(sums_KB4[:, :, i] for i in range(4)))
 
 
 def sums_by_products(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool = True) -> PairSums:
@@ -145,7 +145,7 @@ def sums_by_products(table_NN: FloatArray, seen: SeenColumns, with_mixed: bool =
     n, chunk = len(table_NN), max(1, _ENTRIES_AT_ONCE // len(table_NN))
     other_id_NN = np.where(np.eye(n, dtype=bool), 0.0, table_NN)
     other_prompt_NN = np.where(seen.key_N[:, None] == seen.key_N, 0.0, table_NN)
-    out = np.zeros((4, *seen.rows_KB.shape))
+    out = [np.zeros(seen.rows_KB.shape) for _ in PairSums._fields]
     for start in range(0, len(seen.columns_KM), chunk):
         rows_KB, window_KH = seen.rows_KB[start : start + chunk], seen.window_KH[start : start + chunk]
         counts_KN = _counts_of_tasks(rows_KB, n)
