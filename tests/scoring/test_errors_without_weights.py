@@ -80,6 +80,25 @@ def test_errors_from_precisions_are_those_of_the_weights(kind, n, window, how, t
         np.testing.assert_allclose(closed_form_errors(baseline, table, columns), expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize("window", [60, 150])
+def test_features_far_from_zero_cost_no_digits(window):
+    """A gram matrix with a condition number of tens of thousands, nearly all of it along the constant."""
+    table = random_table(200, 0, twins=False)
+    long = Rollouts.from_groups(table.rewards_R.reshape(200, 3), [f"{'x' * 20_000} {p}" for p in table.tasks.prompts])
+    baseline = Ridge(window=window).fit(long.tasks)
+    assert np.linalg.cond(baseline.gram_of_all(long.tasks) + np.eye(200)) > 1e4
+    for how in ("distinct", "runs"):
+        columns = columns_of_batches(200, window, how, np.random.default_rng(1))
+        expected = errors_by_weights(baseline, long, columns)
+        np.testing.assert_allclose(closed_form_errors(baseline, long, columns), expected, rtol=1e-8)
+
+
+def test_a_badly_conditioned_stack_is_inverted_by_numpy():
+    a = np.random.default_rng(0).normal(size=(40, 32, 1))
+    c = 1e7 * (a @ a.swapaxes(1, 2)) + np.eye(32)
+    np.testing.assert_array_equal(inverses_of_stack(c, 3e8), np.linalg.inv(c))
+
+
 def test_a_batch_of_copies_of_one_task_sees_nothing():
     table = random_table(9, 0, twins=False)
     columns = np.array([[4] * BATCH, [4, 4, 4, 4, 4, 7]])
@@ -143,7 +162,7 @@ def test_batches_that_see_the_same_tasks_are_a_run():
 def test_inverses_of_a_stack(size, n_blocks):
     a = np.random.default_rng(size).normal(size=(n_blocks, size, size))
     c = a @ a.swapaxes(1, 2) + np.eye(size)
-    np.testing.assert_allclose(inverses_of_stack(c) @ c, np.broadcast_to(np.eye(size), c.shape), atol=1e-10)
+    np.testing.assert_allclose(inverses_of_stack(c, 1.0) @ c, np.broadcast_to(np.eye(size), c.shape), atol=1e-10)
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 7, 39, 40, 99, 1164, 10_000, 20_000, 2.5])

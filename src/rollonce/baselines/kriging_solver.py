@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rollonce.baselines.positive_definite import inverses_of_stack
 from rollonce.kernels.base import FULL_MATRIX_UP_TO, BoolArray
 from rollonce.rollouts import FloatArray, IntArray, Tasks
 
@@ -133,10 +132,8 @@ def _weights_of_block_run(
 
 def rows_of_precision(c_UU: FloatArray, at_n: IntArray) -> FloatArray:
     """Rows of the residual precision P (n, U) of one covariance."""
-    if 12 * len(at_n) > len(c_UU):
-        inverse = inverses_of_stack(c_UU[None])[0]
-        s_U = inverse.sum(axis=1)
-        return inverse[at_n] - np.outer(s_U[at_n], s_U) / s_U.sum()
+    if 3 * len(at_n) > len(c_UU):
+        return residual_precision(c_UU[None])[0, at_n]
     right = np.zeros((len(c_UU), len(at_n) + 1))
     right[at_n, np.arange(len(at_n))] = 1.0
     right[:, -1] = 1.0
@@ -147,7 +144,7 @@ def rows_of_precision(c_UU: FloatArray, at_n: IntArray) -> FloatArray:
 
 def residual_precision(c_KMM: FloatArray) -> FloatArray:
     """``P = C^-1 - C^-1 1 1' C^-1 / (1' C^-1 1)`` (K, M, M), symmetric, with ``P 1 = 0``."""
-    inverse = inverses_of_stack(c_KMM)
+    inverse = np.linalg.inv(c_KMM)
     inverse = (inverse + inverse.swapaxes(1, 2)) / 2
     s = inverse.sum(axis=2)
     return inverse - s[:, :, None] * s[:, None, :] / s.sum(axis=1)[:, None, None]

@@ -10,7 +10,8 @@ import numpy as np
 from rollonce.rollouts import FloatArray
 
 _ELIMINATED_UP_TO = 8
-_FEW = 16
+_FEW, _SMALL = 16, 128
+_BY_HALVES_UP_TO = 1e3
 
 
 def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
@@ -34,18 +35,27 @@ def inverse_and_logdet(c_nn: FloatArray) -> tuple[FloatArray, float]:
     return out, logdet + logdet_rest
 
 
-def inverses_of_stack(c_KMM: FloatArray) -> FloatArray:
-    """Inverses of K positive definite matrices (K, M, M): of some hundred small ones, which fit the processor's cache,
-    twice as fast as numpy's ``inv``, and four times of one large one."""
-    n = c_KMM.shape[-1]
-    if len(c_KMM) < _FEW and n <= 64:
+def inverses_of_stack(c_KMM: FloatArray, condition: float) -> FloatArray:
+    """Inverses of K positive definite matrices (K, M, M): of many small ones, some hundred of which fit the processor's
+    cache, twice as fast as numpy's ``inv``.
+
+    Args:
+        c_KMM: The matrices.
+        condition: A bound on their condition numbers. By halves errors grow with its square, so that above a thousand
+            it is numpy's ``inv`` that is used, as it is for large matrices and for few.
+    """
+    if condition > _BY_HALVES_UP_TO or len(c_KMM) < _FEW or c_KMM.shape[-1] > _SMALL:
         return np.asarray(np.linalg.inv(c_KMM), np.float64)
-    if len(c_KMM) >= _FEW and n <= _ELIMINATED_UP_TO:
+    return _inverses_by_halves(c_KMM)
+
+
+def _inverses_by_halves(c_KMM: FloatArray) -> FloatArray:
+    m = c_KMM.shape[-1] // 2
+    if 2 * m <= _ELIMINATED_UP_TO:
         return _inverses_by_elimination(c_KMM)
-    m = n // 2
-    upper = inverses_of_stack(c_KMM[:, :m, :m])
+    upper = _inverses_by_halves(c_KMM[:, :m, :m])
     across = upper @ c_KMM[:, :m, m:]
-    lower = inverses_of_stack(c_KMM[:, m:, m:] - c_KMM[:, m:, :m] @ across)
+    lower = _inverses_by_halves(c_KMM[:, m:, m:] - c_KMM[:, m:, :m] @ across)
     corner = -(across @ lower)
     out = np.empty_like(c_KMM)
     out[:, :m, :m], out[:, :m, m:] = upper - corner @ across.swapaxes(1, 2), corner

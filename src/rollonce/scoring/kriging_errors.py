@@ -64,13 +64,28 @@ def kriging_squared_errors(
     # P takes a constant out; taken out beforehand it costs no digits.
     seen = seen._replace(mean_N=seen.mean_N - seen.mean_N.mean())
     if isinstance(baseline, Ridge):
-        return _errors_without_batch(baseline.gram_of_all(tasks), baseline.penalty, seen) if n_window else None
+        return (
+            _errors_without_batch(_centred(baseline.gram_of_all(tasks)), baseline.penalty, seen) if n_window else None
+        )
     assert isinstance(baseline, Kriging | SelfTuning)
     noise = float(baseline.noise_of_columns(ages_M[:1])[0])
-    c_NN = baseline.covariance_of_all(tasks)
+    c_NN = _centred(baseline.covariance_of_all(tasks))
     if n_columns <= _SMALL:
         return _errors_of_small_sets(c_NN, noise, seen)
     return _errors_of_large_sets(c_NN, noise, seen, wanted_KB)
+
+
+def _centred(c_NN: FloatArray) -> FloatArray:
+    """The covariance with what tasks have in common with all others taken out: P is the same, and much better
+    conditioned where features are far from 0."""
+    mean_N = c_NN.mean(axis=1)
+    return c_NN - mean_N[:, None] - mean_N + mean_N.mean()
+
+
+def _condition_bound(c_NN: FloatArray, noise: float, n_columns: int) -> float:
+    """On the condition number of a covariance of so many of the tasks' rewards: the trace bounds the largest
+    eigenvalue, and the noise the smallest."""
+    return 1 + n_columns * float(np.diag(c_NN).max()) / noise
 
 
 # ---------------------------------------------------------------------- leaving out the own task
@@ -81,7 +96,7 @@ def _errors_of_small_sets(c_NN: FloatArray, noise: float, seen: SeenColumns) -> 
     column of its own, with so much noise that it counts for nothing."""
     n, n_columns = len(seen.key_N), seen.columns_KM.shape[1]
     first_U, run_K = runs_of_equal_sets(seen.columns_KM, n)
-    chunk = max(1, _ENTRIES_AT_ONCE // n_columns**2)
+    chunk, condition = max(1, _ENTRIES_AT_ONCE // n_columns**2), _condition_bound(c_NN, noise, n_columns)
     at, out = np.arange(n_columns), np.empty(seen.rows_KB.shape)
     for start in range(0, len(first_U), chunk):
         task_UM = seen.columns_KM[first_U[start : start + chunk]]
@@ -95,7 +110,9 @@ def _errors_of_small_sets(c_NN: FloatArray, noise: float, seen: SeenColumns) -> 
         is_first_UM = place_UM == at
         c_UMM = look_up_pair_blocks(c_NN, task_UM, task_UM)
         c_UMM[:, at, at] += np.where(is_first_UM, noise / count_UM, _DROWNING * noise)
-        error_UM = _errors_from_inverses(inverses_of_stack(c_UMM), seen.mean_N[task_UM], seen.v_N[task_UM] / count_UM)
+        error_UM = _errors_from_inverses(
+            inverses_of_stack(c_UMM, condition), seen.mean_N[task_UM], seen.v_N[task_UM] / count_UM
+        )
         error_UM[is_first_UM.sum(axis=1) < 2] = np.nan
         errors_UN = np.empty(count_UN.shape)
         np.put_along_axis(errors_UN, task_UM, np.take_along_axis(error_UM, place_UM, axis=1), axis=1)
@@ -239,6 +256,7 @@ def _errors_of_shared_set(gram_NN: FloatArray, penalty: float, seen: SeenColumns
     c_MM = look_up_pair_blocks(gram_NN, task_M[None], task_M[None])
     c_MM[:, at, at] += penalty
     p_MM = residual_precision(c_MM)[0]
+    condition = _condition_bound(gram_NN, penalty, n_columns)
     mean_M, v_M = seen.mean_N[task_M], seen.v_N[task_M]
     begin_M, end_M = (np.searchsorted(task_M, task_M, side=side) for side in ("left", "right"))
     r_MM, moved_M = (p_MM * v_M) @ p_MM, p_MM @ mean_M
@@ -250,7 +268,7 @@ def _errors_of_shared_set(gram_NN: FloatArray, penalty: float, seen: SeenColumns
     chunk = max(1, _ENTRIES_AT_ONCE // seen.n_rows**2)
     for start in range(0, len(place_KM), chunk):
         place_KB = place_KM[start : start + chunk, : seen.n_rows]
-        a_KBB = inverses_of_stack(look_up_pair_blocks(p_MM, place_KB, place_KB))
+        a_KBB = inverses_of_stack(look_up_pair_blocks(p_MM, place_KB, place_KB), condition)
         m_KB, v_KB = mean_M[place_KB], v_M[place_KB]
         bias_KB = -(a_KBB @ moved_M[place_KB][:, :, None])[:, :, 0]
         spread_KB = np.einsum("kij,kij->ki", a_KBB @ look_up_pair_blocks(r_MM, place_KB, place_KB), a_KBB) - v_KB
