@@ -80,6 +80,25 @@ def test_errors_from_precisions_are_those_of_the_weights(kind, n, window, how, t
         np.testing.assert_allclose(closed_form_errors(baseline, table, columns), expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize("window", [0, 14])
+@pytest.mark.parametrize("how", ["distinct", "copies", "runs"])
+def test_tasks_chosen_from_a_larger_table_are_scored_alike(window, how):
+    """Their numbers of prompts are those of the larger table and lie beyond N, as in `rollonce tune`, which splits."""
+    larger = random_table(60, 3, twins=True)
+    table = larger.select(np.arange(59, 39, -1))
+    assert table.tasks.prompt_keys.max() > table.n_tasks
+    columns = columns_of_batches(20, window, how, np.random.default_rng(0))
+    family = KernelBaseline(Same(CategoryColumn("family")), shrinkage=0.25, window=window)
+    for baseline in (LeaveOneOut(window=window), family, KernelBaseline(Buckets(), window=window, decay=0.9)):
+        fitted = baseline.fit(table.tasks)
+        expected = errors_by_weights(fitted, table, columns)
+        np.testing.assert_allclose(closed_form_errors(fitted, table, columns), expected, rtol=1e-8)
+    for kind in (Kriging, SelfTuning, Ridge):
+        fitted = kriging_like(kind, window, table)
+        expected = errors_by_weights(fitted, table, columns)
+        np.testing.assert_allclose(closed_form_errors(fitted, table, columns), expected, rtol=1e-8)
+
+
 @pytest.mark.parametrize("window", [60, 150])
 def test_features_far_from_zero_cost_no_digits(window):
     """A gram matrix with a condition number of tens of thousands, nearly all of it along the constant."""

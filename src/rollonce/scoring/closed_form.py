@@ -66,7 +66,8 @@ def smoother_squared_errors(
 
     NaN where a row sees no other task.
     """
-    keys = tasks.prompt_keys
+    # Tasks chosen from a larger table keep its numbers; what counts by prompt wants them below N.
+    keys = np.unique(tasks.prompt_keys, return_inverse=True)[1]
     factor_M = baseline.decay ** ages_M.astype(np.float64)
     seen = SeenColumns(columns_KM, n_rows, keys, factor_M, mean_N, v_N)
     if isinstance(baseline, LeaveOneOut | KernelBaseline):

@@ -37,7 +37,7 @@ class SeenColumns(NamedTuple):
     Attributes:
         columns_KM: Positions of tasks, the batch's own ``n_rows`` first; copies of a task may be among them.
         n_rows: B.
-        key_N: Equal where normalised prompts are equal.
+        key_N: A number below N, equal where normalised prompts are equal.
         factor_M: Of each column, above 0; 1 for the batch.
         mean_N, v_N: Mean and biased variance of each task's rollouts.
     """
