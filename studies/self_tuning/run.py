@@ -1,7 +1,7 @@
 """How high does the effective batch size go, by a baseline that tunes itself? The Targets table on the eight shipped
 sets.
 
-Run ``python studies/self_tuning/run.py`` (about half an hour on one core; ``--quick`` for a look in minutes, ``--only
+Run ``python studies/self_tuning/run.py`` (some minutes on one core; ``--quick`` for a first look, ``--only
 SET`` for one set, ``--page`` to write README.md again from results.json). Cross-fitted over tasks: see
 `rollonce.scoring.crossfit`.
 """
