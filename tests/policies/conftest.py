@@ -19,7 +19,16 @@ def tokenizer():
 
 def tiny_model(tokenizer, architecture: str = "llama", seed: int = 0):
     """A random model whose weights are large enough for its distributions to be far from uniform."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
 
     torch.manual_seed(seed)
     ids = {
@@ -38,7 +47,9 @@ def tiny_model(tokenizer, architecture: str = "llama", seed: int = 0):
         model = LlamaForCausalLM(LlamaConfig(**common, num_key_value_heads=2, **ids))
     elif architecture == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**common, num_key_value_heads=2, head_dim=8, **ids))
-    else:  # absolute positions and dropout, unlike the other two
+    elif architecture == "mistral":  # a sliding window, shorter than most prompts
+        model = MistralForCausalLM(MistralConfig(**common, num_key_value_heads=2, sliding_window=16, **ids))
+    else:  # absolute positions and dropout, unlike the others
         model = GPT2LMHeadModel(
             GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=256, **ids)
         )

@@ -111,24 +111,10 @@ def test_gradients_log_probs_and_hidden_states_are_those_of_single_rows(tokenize
 
 
 def test_short_prefixes_single_rows_and_sliding_windows_share_nothing(tokenizer):
-    from transformers import MistralConfig, MistralForCausalLM
-
     llama = TransformersPolicy(tiny_model(tokenizer), tokenizer)
     ids_BP, mask_BP = llama.encode_prompts(PROMPTS)
     assert compute_shared_prefix(llama.model, ids_BP[:1], mask_BP[:1]).cache is None
     few_BP, few_mask_BP = llama.encode_prompts(["1 + 1 = 2 ; 1 + 2 =", "1 + 1 = 2 ; 3 + 3 ="])
     assert compute_shared_prefix(llama.model, few_BP, few_mask_BP).n_tokens == 0
-    torch.manual_seed(0)
-    sliding = MistralForCausalLM(
-        MistralConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=48,
-            sliding_window=16,
-        )
-    ).eval()
     assert compute_shared_prefix(llama.model, ids_BP, mask_BP).cache is not None
-    assert compute_shared_prefix(sliding, ids_BP, mask_BP).cache is None
+    assert compute_shared_prefix(tiny_model(tokenizer, "mistral"), ids_BP, mask_BP).cache is None

@@ -107,15 +107,18 @@ class Tfidf(Feature):
             InputError: if no prompt holds a term.
         """
         tasks = tasks_from_prompts(tasks)
-        name, cache = ("tfidf", json.dumps(self.config(), sort_keys=True)), tasks.root._cache
-        if tasks.index_N is not None or name not in cache:
-            self.vocabulary_, self.idf_ = self._count_terms(tasks.prompts)
-            super().fit(tasks)
-            if tasks.index_N is not None:
-                return self
-            cache[name] = (self.vocabulary_, self.idf_, self.matrix_cache_key[1])
-        self.vocabulary_, self.idf_, self._key = cache[name]  # many baselines of a board read the same words
+        if tasks.index_N is None:  # many baselines of a board read the same words
+            filed_under = ("tfidf", json.dumps(self.config(), sort_keys=True))
+            self.vocabulary_, self.idf_, self._key = tasks.cached(filed_under, self._learn_terms)
+        else:
+            self.vocabulary_, self.idf_, self._key = self._learn_terms(tasks)
         return self
+
+    def _learn_terms(self, tasks: Tasks) -> tuple[dict[str, int], FloatArray, str]:
+        """Vocabulary and IDF, and the key that the matrices of a feature with these are filed under."""
+        self.vocabulary_, self.idf_ = self._count_terms(tasks.prompts)
+        super().fit(tasks)
+        return self.vocabulary_, self.idf_, self.matrix_cache_key[1]
 
     def _count_terms(self, prompts: Sequence[str]) -> tuple[dict[str, int], FloatArray]:
         """Vocabulary and IDF."""

@@ -14,7 +14,8 @@ import numpy as np
 from rollonce import __version__
 from rollonce.rollouts import Rollouts
 from rollonce.scoring import Board, Score
-from rollonce.tuning.tune import TuneResult, hash_rollout_table
+from rollonce.tuning.fingerprints import hash_rollout_table
+from rollonce.tuning.tune import TuneResult
 
 
 def provenance_of_tuning(result: TuneResult, files: Sequence[str | PathLike[str]], command: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ what came out; the baseline that is saved comes from one more run on all tasks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from rollonce.files import convert_to_plain_json
 from rollonce.rollouts import IntArray, Rollouts
 from rollonce.scoring import CrossFitted, Estimate, Scorer, check_can_be_scored
 from rollonce.scoring.batches import draw_one_reward_each
+from rollonce.tuning.fingerprints import fingerprint_search, hash_rollout_table
 from rollonce.tuning.objective import Comparison
 from rollonce.tuning.parts import (
     CROSS_FIT_BELOW,
@@ -207,7 +207,7 @@ def tune(
         sampler,
         seed,
         storage,
-        _fingerprint_search(rollouts, settings),
+        fingerprint_search(rollouts, settings),
         progress,
         exponents,
     )
@@ -392,18 +392,3 @@ def _tune_and_choose(rollouts: Rollouts, at: IntArray, seed: int) -> tuple[IntAr
     """These tasks in tune (two thirds) and choose (one third)."""
     first, second = divide_tasks_by_shares(rollouts.select(at), (2.0, 1.0), seed)
     return at[first], at[second]
-
-
-def hash_rollout_table(rollouts: Rollouts) -> str:
-    """A hash of prompts and rewards as read, so that a saved baseline says exactly what it was tuned on."""
-    digest = hashlib.sha256()
-    for prompt in rollouts.tasks.prompts:
-        digest.update(prompt.encode(errors="surrogatepass") + b"\0")
-    digest.update(rollouts.offsets_N1.astype("<i8").tobytes())
-    digest.update(rollouts.rewards_R.astype("<f8").tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _fingerprint_search(rollouts: Rollouts, settings: dict[str, Any]) -> str:
-    kept = {k: v for k, v in settings.items() if k not in ("resamples", "report_batches", "sampler")}
-    return hashlib.sha256((hash_rollout_table(rollouts) + json.dumps(kept, sort_keys=True)).encode()).hexdigest()[:12]
