@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -120,6 +121,13 @@ def test_more_rollouts_than_inner_products_fit(capsys, monkeypatch):
 
     argv = ["noise", "--n-tasks", "64", "-G", "4", "-B", "8", "--replications", "4", "--batches", "200", "--json"]
     argv += ["--coordinates", "4000", "--sketch", "512", "--max-grad-norm", "0"]
+    given, real = [], session.measure_gradient_noise
+
+    def spy(rollouts, gram_RR, *rest, **options):
+        given.append((rollouts.rewards_R, rollouts.log_probs_R, gram_RR))
+        return real(rollouts, gram_RR, *rest, **options)
+
+    monkeypatch.setattr(session, "measure_gradient_noise", spy)
     assert main(argv) == 0
     whole = json.loads(capsys.readouterr().out)
     monkeypatch.setattr(session, "MAX_GRAM", 150)
@@ -130,6 +138,11 @@ def test_more_rollouts_than_inner_products_fit(capsys, monkeypatch):
     assert part["notes"][0].startswith("The arithmetic noise is of the first 2 rollouts of each task")
     assert part["notes"][0].endswith("Progress and the exponent are of all 256.")
     assert part["exponents"] == whole["exponents"]
+    first_two = np.flatnonzero(np.arange(256) % 4 < 2)
+    (rewards, log_probs, gram), (some_rewards, some_log_probs, some_gram) = given
+    assert np.array_equal(some_rewards, rewards[first_two])
+    assert np.array_equal(some_log_probs, log_probs[first_two])
+    assert some_gram == pytest.approx(gram[np.ix_(first_two, first_two)])
     progress = [{r["label"]: r["progress"] for r in d["rows"]} for d in (part, whole)]
     assert progress[0]["REINFORCE without a baseline"]["value"] is not None
     for label in ("REINFORCE without a baseline", "constant 0.5"):  # without clipping no norm is asked for

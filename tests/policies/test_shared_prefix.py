@@ -105,6 +105,11 @@ def test_gradients_log_probs_and_hidden_states_are_those_of_single_rows(tokenize
     assert counter.n_tokens <= shared + 4 * (samples.prompt_ids_BP.shape[1] + 8 - shared)
     assert alone.norm() > 0
     assert float((together - alone).norm() / alone.norm()) < 1e-4
+    if architecture != "lora":  # the state before a token, put through the head, gives that token's log-probability
+        head, mask_BT = policy.model.get_output_embeddings(), samples.response_mask_BT
+        for (log_probs, hidden), ids, mask in zip(rows_together, samples.response_ids_BT, mask_BT, strict=True):
+            of_state = torch.log_softmax(head(hidden), -1).gather(1, ids[mask][:, None]).squeeze(1)
+            assert torch.allclose(of_state, log_probs, atol=TOLERANCE)
     for (log_probs, hidden), (log_probs_alone, hidden_alone) in zip(rows_together, rows_alone, strict=True):
         assert torch.allclose(log_probs, log_probs_alone, atol=TOLERANCE)
         assert torch.allclose(hidden, hidden_alone, atol=1e-3)
